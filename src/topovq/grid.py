@@ -1,0 +1,222 @@
+"""The map that codes live on: a lattice of K places in D dimensions.
+
+Legend: K places, D axes; `index` is the flat place (row-major), `coords` its D lattice coordinates,
+`positions` the point in space whose Euclidean distances the neighborhoods use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOPOLOGIES = ("rectangular", "hexagonal")
+ROW_HEIGHT = math.sqrt(3) / 2  # of a hexagonal lattice whose neighbors are one unit apart
+LARGEST_ASPECT = 4  # a balanced grid is never longer than this many times its shortest side
+
+
+class Grid:
+    """A lattice of places.
+
+    shape     an int (a line), or one size per axis: `Grid((16, 32))`; `Grid.balanced(512)` chooses one for you
+    topology  "rectangular", or "hexagonal" (2-D: odd rows are half a cell to the right, rows are sqrt(3)/2 apart)
+    wrap      open borders (False), a torus (True), or one bool per axis
+    """
+
+    def __init__(
+        self, shape: int | Sequence[int], *, topology: str = "rectangular", wrap: bool | Sequence[bool] = False
+    ) -> None:
+        self.shape = _checked_shape(shape)
+        self.topology = topology
+        if topology not in TOPOLOGIES:
+            raise ValueError(f"topology={topology!r} is unknown; choose one of {', '.join(map(repr, TOPOLOGIES))}")
+        if isinstance(wrap, bool):
+            self.wrap: tuple[bool, ...] = (wrap,) * self.ndim
+        elif isinstance(wrap, Iterable) and all(isinstance(w, bool) for w in wrap):
+            self.wrap = tuple(wrap)
+        else:
+            raise TypeError(f"wrap={wrap!r} is not a bool or one bool per axis, such as (True, False)")
+        if len(self.wrap) != self.ndim:
+            raise ValueError(f"wrap={wrap!r} has {len(self.wrap)} entries, but shape {self.shape} has {self.ndim} axes")
+        if topology == "hexagonal" and self.ndim != 2:
+            raise ValueError(f"a hexagonal grid has 2 axes, but shape {self.shape} has {self.ndim}")
+        if topology == "hexagonal" and self.wrap[0] and self.shape[0] % 2:
+            raise ValueError(
+                f"a hexagonal grid that wraps over its rows needs an even number of them, but shape {self.shape} "
+                f"has {self.shape[0]}; use {self.shape[0] + 1} rows or wrap=(False, {self.wrap[1]})"
+            )
+
+    @classmethod
+    def balanced(
+        cls, size: int, ndim: int = 2, *, topology: str = "rectangular", wrap: bool | Sequence[bool] = False
+    ) -> Grid:
+        """The grid of `size` places whose `ndim` sides are as equal as they can be: 512 gives (16, 32).
+
+        A size that factors badly (a prime in 2-D, say) is refused with the nearest sizes that work.
+        """
+        _check_count("size", size)
+        _check_count("ndim", ndim)
+        shape = balanced_shape(size, ndim)
+        if shape is None:
+            near = _nearby_sizes(size, ndim)
+            raise ValueError(
+                f"{size} codes make no balanced {ndim}-D grid; nearby sizes that do: {', '.join(map(str, near))} "
+                f"(or give the shape yourself, such as grid={size} for a line)"
+            )
+        return cls(shape, topology=topology, wrap=wrap)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def coords(self, indices: Tensor | None = None) -> Tensor:
+        """Lattice coordinates int64 [..., D] of flat indices [...] (default: of all K places, in order)."""
+        indices = torch.arange(self.size) if indices is None else _integers("indices", indices)
+        return torch.stack(self._unflatten(indices), -1)
+
+    def index(self, coords: Tensor | Sequence[int]) -> Tensor:
+        """Flat indices int64 [...] of lattice coordinates [..., D]; coordinates off the grid are refused."""
+        coords = _integers("coords", torch.as_tensor(coords))
+        if coords.shape[-1:] != (self.ndim,):
+            raise ValueError(f"coords of shape {tuple(coords.shape)} must end in {self.ndim}, the grid's axes")
+        off = (coords < 0) | (coords >= torch.tensor(self.shape, device=coords.device))
+        if off.any():
+            bad = coords[off.any(-1)].reshape(-1, self.ndim)[0].tolist()
+            raise ValueError(f"coords {bad} lie off the grid of shape {self.shape}")
+        return self._flatten(coords.unbind(-1))
+
+    def positions(self, indices: Tensor | None = None) -> Tensor:
+        """Points float64 [..., D] in the space in which `distance` is Euclidean."""
+        coords = self.coords(indices).double()
+        if self.topology == "rectangular":
+            return coords
+        row, column = coords.unbind(-1)
+        return torch.stack([row * ROW_HEIGHT, column + 0.5 * (row % 2)], -1)
+
+    @property
+    def periods(self) -> tuple[float, ...]:
+        """The length of each axis in the units of `positions`, where it wraps; infinity where it is open."""
+        pitch = (ROW_HEIGHT, 1.0) if self.topology == "hexagonal" else (1.0,) * self.ndim
+        return tuple(n * p if wraps else math.inf for n, p, wraps in zip(self.shape, pitch, self.wrap))
+
+    def distance(self, i: Tensor | int, j: Tensor | int) -> Tensor:
+        """Euclidean distance float64 on the map between flat indices i and j (broadcast together)."""
+        delta = self.positions(torch.as_tensor(i)) - self.positions(torch.as_tensor(j))
+        return self.length(delta)
+
+    def length(self, delta: Tensor) -> Tensor:
+        """Length of differences of positions [..., D], the short way round on axes that wrap."""
+        for axis, period in enumerate(self.periods):
+            if math.isfinite(period):
+                span = delta[..., axis].abs() % period
+                delta = torch.cat(
+                    [delta[..., :axis], torch.minimum(span, period - span)[..., None], delta[..., axis + 1 :]], -1
+                )
+        return torch.linalg.vector_norm(delta, dim=-1)
+
+    def distance_matrix(self, device: torch.device | str | None = None) -> Tensor:
+        """All K x K distances, float64: for tests and small K."""
+        every = torch.arange(self.size, device=device)
+        return self.distance(every[:, None], every[None, :])
+
+    def shift(self, indices: Tensor, offset: int | Sequence[int], *, wrap: bool | None = None) -> Tensor:
+        """Move flat indices by `offset` lattice steps (one int for every axis, or one per axis).
+
+        Axes that wrap go round, open ones stop at the border; `wrap=True` or `wrap=False` decides for all axes.
+        Negative indices (masked tokens) stay as they are.
+        """
+        steps = (offset,) * self.ndim if isinstance(offset, int) else tuple(offset)
+        if len(steps) != self.ndim or not all(isinstance(s, int) for s in steps):
+            raise ValueError(f"offset={offset!r} must be an int or {self.ndim} ints, one per axis of {self.shape}")
+        indices = _integers("indices", indices)
+        moved = []
+        for n, goes_round, along, step in zip(self.shape, self.wrap, self._unflatten(indices.clamp(min=0)), steps):
+            goes_round = goes_round if wrap is None else wrap
+            moved.append((along + step) % n if goes_round else (along + step).clamp(0, n - 1))
+        return torch.where(indices < 0, indices, self._flatten(moved))
+
+    def _unflatten(self, indices: Tensor) -> list[Tensor]:
+        axes = []
+        for n in reversed(self.shape):
+            axes.append(indices % n)
+            indices = indices // n
+        return axes[::-1]
+
+    def _flatten(self, axes: Sequence[Tensor]) -> Tensor:
+        index = axes[0]
+        for n, along in zip(self.shape[1:], axes[1:]):
+            index = index * n + along
+        return index
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able description: `Grid.from_dict(grid.to_dict()) == grid`."""
+        return {"shape": list(self.shape), "topology": self.topology, "wrap": list(self.wrap)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Grid:
+        return cls(tuple(data["shape"]), topology=data["topology"], wrap=tuple(data["wrap"]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grid) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.topology, self.wrap))
+
+    def __repr__(self) -> str:
+        return f"Grid({self.shape}, topology={self.topology!r}, wrap={self.wrap})"
+
+
+def balanced_shape(size: int, ndim: int) -> tuple[int, ...] | None:
+    """The factorization of `size` into `ndim` sides with the smallest longest-to-shortest ratio, ascending, or None.
+
+    No side is 1 (but for a single code), and no side is over LARGEST_ASPECT times another.
+    """
+    if size == 1 or ndim == 1:
+        return (1,) * (ndim - 1) + (size,)
+    best = min(_factorizations(size, ndim, 2), key=lambda sides: sides[-1] / sides[0], default=None)
+    return best if best is not None and best[-1] <= LARGEST_ASPECT * best[0] else None
+
+
+def _factorizations(size: int, ndim: int, least: int) -> Iterable[tuple[int, ...]]:
+    if ndim == 1:
+        if size >= least:
+            yield (size,)
+        return
+    side = least
+    while side**ndim <= size:
+        if size % side == 0:
+            for rest in _factorizations(size // side, ndim - 1, side):
+                yield (side, *rest)
+        side += 1
+
+
+def _nearby_sizes(size: int, ndim: int) -> list[int]:
+    """The nearest sizes below and above that have a balanced shape."""
+    below = next((k for k in range(size - 1, 0, -1) if balanced_shape(k, ndim)), None)
+    above = next(k for k in range(size + 1, 2 * size + 2**ndim + 1) if balanced_shape(k, ndim))
+    return [k for k in (below, above) if k is not None]
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an int of at least 1")
+
+
+def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    sides = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, (tuple, list, torch.Size)) else ()
+    if not sides or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in sides):
+        raise ValueError(f"grid shape {shape!r} must be an int or a tuple of ints, each at least 1, such as (16, 32)")
+    return sides
+
+
+def _integers(name: str, value: Tensor) -> Tensor:
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
+        raise TypeError(f"{name} must be integers, got {value.dtype}")
+    return value.long()

@@ -1,0 +1,166 @@
+"""How far a winner's update reaches on the map, and how that shrinks over training.
+
+A(t) is the K x K neighborhood matrix: A_jk = strength(t) * kernel(dist(j, k) / width(t)) off the diagonal, 1 on it.
+    none         A = I (K-means, EMA-VQ)
+    hard         kernel(r) = 1 for r <= 1, else 0
+    gaussian     kernel(r) = exp(-r^2)
+    exponential  kernel(r) = exp(-r)
+
+With the paper's harmonic schedule s(t) = 1/(1 + t*tau) and `radius` R:
+    hard         width = R (1 on a line, sqrt(D) in D dimensions, 1 between hexagons), strength = s(t)
+    gaussian     width^2 = R^2 s(t), R = 1                                       (the paper's formula)
+    exponential  width = R s(t), R = 10                                          (the authors' code)
+With a schedule over a known number of steps the width itself is what falls, from `start` to `end`, and strength is 1.
+
+`smooth` applies A^T to statistics without the matrix (ops/smooth.py); `matrix` is the matrix, for tests and small K.
+Everything that depends on t is computed on the device from the step tensor: nothing waits for the host.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topovq.grid import Grid
+from topovq.ops.kernel import Kernel
+from topovq.ops.smooth import smooth
+
+NEIGHBORHOODS = ("none", "hard", "gaussian", "exponential")
+SCHEDULES = ("harmonic", "linear", "exponential")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A falling quantity: make one with `Schedule.harmonic`, `Schedule.linear` or `Schedule.exponential`."""
+
+    kind: str = "harmonic"
+    tau: float | None = None
+    start: float | None = None
+    end: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCHEDULES:
+            raise ValueError(f"schedule kind={self.kind!r} is unknown; choose one of {', '.join(map(repr, SCHEDULES))}")
+        if self.kind == "harmonic":
+            if self.tau is None or not (math.isfinite(self.tau) and self.tau >= 0):
+                raise ValueError(f"tau={self.tau!r} must be a finite number of at least 0 (0.1 in the paper)")
+            return
+        if self.start is None or self.end is None or self.steps is None:
+            raise ValueError(f"a {self.kind} schedule needs start, end and steps, got {self}")
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps!r} must be at least 1")
+        least = 0 if self.kind == "linear" else 1e-12
+        if not (math.isfinite(self.start) and self.start >= self.end >= least):
+            raise ValueError(
+                f"start={self.start!r} and end={self.end!r} must fall from start to end, with end "
+                + ("at least 0" if self.kind == "linear" else "above 0")
+            )
+
+    @classmethod
+    def harmonic(cls, tau: float = 0.1) -> Schedule:
+        """s(t) = 1 / (1 + t * tau): the paper's, for training of unknown length."""
+        return cls("harmonic", tau=tau)
+
+    @classmethod
+    def linear(cls, start: float, end: float, steps: int) -> Schedule:
+        """Width start + (end - start) * t / steps, then `end`."""
+        return cls("linear", start=start, end=end, steps=steps)
+
+    @classmethod
+    def exponential(cls, start: float, end: float, steps: int) -> Schedule:
+        """Width start * (end / start)^(t / steps), then `end`."""
+        return cls("exponential", start=start, end=end, steps=steps)
+
+    def __call__(self, step: Tensor) -> Tensor:
+        """The value at `step` (int64, 0-dim), float64 on its device."""
+        t = step.double()
+        if self.kind == "harmonic":
+            assert self.tau is not None
+            return 1 / (1 + t * self.tau)
+        assert self.start is not None
+        assert self.end is not None
+        assert self.steps is not None
+        progress = (t / self.steps).clamp(max=1)
+        if self.kind == "linear":
+            return self.start + (self.end - self.start) * progress
+        return self.start * (self.end / self.start) ** progress
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Schedule:
+        return cls(**data)
+
+
+class Neighborhood:
+    """The neighborhood matrix A(t) of a grid, as weights, as a matrix, and as a smoothing operation."""
+
+    def __init__(self, kind: str, grid: Grid, *, schedule: Schedule | None = None, radius: float | None = None) -> None:
+        if kind not in NEIGHBORHOODS:
+            raise ValueError(f"neighborhood={kind!r} is unknown; choose one of {', '.join(map(repr, NEIGHBORHOODS))}")
+        self.kind = kind
+        self.grid = grid
+        self.schedule = schedule if schedule is not None else Schedule.harmonic()
+        harmonic = self.schedule.kind == "harmonic"
+        if radius is not None and not harmonic:
+            raise ValueError(
+                f"radius={radius!r} has no meaning with a {self.schedule.kind} schedule, which gives the width "
+                f"itself: its start is {self.schedule.start}"
+            )
+        if radius is not None and not (math.isfinite(radius) and radius > 0):
+            raise ValueError(f"radius={radius!r} must be a finite number above 0")
+        self.radius = radius if radius is not None else default_radius(kind, grid) if harmonic else None
+
+    def width(self, step: Tensor) -> Tensor:
+        """Reach of the kernel in grid cells at `step`, float64, 0-dim."""
+        value = self.schedule(step)
+        if self.schedule.kind == "harmonic":
+            assert self.radius is not None
+            if self.kind == "gaussian":
+                return self.radius * value.sqrt()
+            return self.radius * (value if self.kind == "exponential" else torch.ones_like(value))
+        return value.clamp(min=1e-6)  # a kernel of width 0 is the identity: no division by it
+
+    def strength(self, step: Tensor) -> Tensor:
+        """Weight of the kernel off the diagonal at `step`, float64, 0-dim."""
+        if self.kind == "hard" and self.schedule.kind == "harmonic":
+            return self.schedule(step)
+        return torch.ones_like(step, dtype=torch.float64)
+
+    @property
+    def widest(self) -> float:
+        """The largest width there will be (the schedules only fall)."""
+        widest = self.radius if self.schedule.kind == "harmonic" else self.schedule.start
+        assert widest is not None
+        return widest
+
+    def kernel(self, step: Tensor) -> Kernel:
+        return Kernel(self.kind, self.width(step), self.strength(step), self.widest)
+
+    def weight(self, distance: Tensor, step: Tensor | int) -> Tensor:
+        """A as a function of map distance: float64, 1 at distance 0."""
+        return self.kernel(torch.as_tensor(step)).weight(distance)
+
+    def matrix(self, step: Tensor | int) -> Tensor:
+        """The dense K x K matrix, float64: for tests and small K."""
+        return self.weight(self.grid.distance_matrix(), step)
+
+    def smooth(self, sums_KD: Tensor, counts_K: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """(A(t)^T sums, A(t)^T counts), without a K x K matrix."""
+        return smooth(sums_KD, counts_K, self.grid, self.kernel(step))
+
+    def __repr__(self) -> str:
+        return f"Neighborhood({self.kind!r}, {self.grid}, schedule={self.schedule}, radius={self.radius})"
+
+
+def default_radius(kind: str, grid: Grid) -> float:
+    """The paper's d(G) for `hard` (the box around a place, the six around a hexagon), its scale for the others."""
+    if kind == "hard":
+        return 1.0 if grid.topology == "hexagonal" else math.sqrt(grid.ndim)
+    return 10.0 if kind == "exponential" else 1.0

@@ -1,0 +1,352 @@
+"""What every quantizer shares: layouts, masks, projections, heads, the gradient past the search, the loss.
+
+Legend: B batch, C channels (= `dim`), N vectors, H heads, D = `codebook_dim` dimensions of a code, K codes.
+A tensor changes its layout only here: [B, C, height, width] and friends become vectors [N, D] on the way in, and the
+codes they chose become the same layout on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from topovq.codebook import Codebook
+from topovq.grid import Grid
+from topovq.quantizers.gradients import rotate_to, straight_through
+
+
+class Quantized(NamedTuple):
+    """What a quantizer returns; unpacks as `quantized, indices, loss`."""
+
+    quantized: Tensor
+    """The codes, in the layout and type of the input; 0 where masked."""
+    indices: Tensor
+    """int64, the shape of the input without its channels (with heads: one more axis, last); -1 where masked."""
+    loss: Tensor
+    """A scalar, its weight applied."""
+
+
+class Quantizer(nn.Module):
+    """Layouts, masks, projections and heads around one codebook (or one per head)."""
+
+    def __init__(
+        self,
+        dim: int,
+        codebooks: list[Codebook],
+        *,
+        codebook_dim: int,
+        heads: int,
+        channel_last: bool,
+        accept_image_fmap: bool,
+        accept_3d_fmap: bool,
+        commitment_weight: float,
+        rotation_trick: bool,
+        freeze_codebook: bool,
+    ) -> None:
+        super().__init__()
+        if accept_image_fmap and accept_3d_fmap:
+            raise ValueError("accept_image_fmap and accept_3d_fmap exclude each other: choose the one your input has")
+        if commitment_weight < 0:
+            raise ValueError(f"commitment_weight={commitment_weight!r} must be at least 0")
+        self.dim = dim
+        self.heads = heads
+        self.codebook_dim = codebook_dim
+        self.channel_last = channel_last
+        self.accept_image_fmap = accept_image_fmap
+        self.accept_3d_fmap = accept_3d_fmap
+        self.commitment_weight = commitment_weight
+        self.rotation_trick = rotation_trick
+        self.freeze_codebook = freeze_codebook
+        self.codebooks = nn.ModuleList(codebooks)
+        inner = codebook_dim * heads
+        self.project_in: nn.Module = nn.Linear(dim, inner) if inner != dim else nn.Identity()
+        self.project_out: nn.Module = nn.Linear(inner, dim) if inner != dim else nn.Identity()
+
+    # Forward
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        lens: Tensor | None = None,
+        freeze_codebook: bool | None = None,
+        **unsupported: Any,
+    ) -> Quantized:
+        """Quantize x; in training mode the codebook moves by one update (unless frozen).
+
+        x     [B, ..., C]; [B, C, n] with channel_last=False; [B, C, h, w] with accept_image_fmap=True;
+              [B, C, d, h, w] with accept_3d_fmap=True
+        mask  bool, the shape of x without its channels: False leaves a vector out of everything
+        lens  int [B], for x of shape [B, n, C]: the same as a mask that is True for the first lens[b] vectors
+        """
+        if unsupported:
+            refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE)
+        self._check_input(x)
+        z = self._channels_to_last(x)
+        mask = self._checked_mask(mask, lens, z)
+        shape = z.shape[:-1]
+        z_NHD = self.project_in(z).reshape(-1, self.heads, self.codebook_dim)
+        keep_N = None if mask is None else mask.reshape(-1)
+        frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
+
+        parts = []
+        if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
+            keep = None if keep_N is None else keep_N.repeat_interleave(self.heads)
+            parts.append(self._quantize(self.codebook_of(0), z_NHD.reshape(-1, self.codebook_dim), keep, frozen))
+        else:
+            parts += [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, frozen) for h in range(self.heads)]
+        stack = 0 if len(parts) == 1 else 1
+        q = torch.stack([p.quantized for p in parts], stack).reshape(*shape, -1)
+        indices = torch.stack([p.indices for p in parts], stack).reshape(*shape, self.heads)
+        loss = torch.stack([p.loss for p in parts]).mean()
+
+        q = self.project_out(q)
+        if mask is not None:
+            q = torch.where(mask[..., None], q, 0)
+            indices = torch.where(mask[..., None], indices, -1)
+        return Quantized(self._channels_back(q), indices[..., 0] if self.heads == 1 else indices, loss)
+
+    def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, frozen: bool) -> Quantized:
+        """Search, gather, learn, and let the gradient past: for one codebook."""
+        learns = self.training and not frozen
+        recomputes = learns and _in_backward()
+        if book.metric == "cosine":
+            x_ND = nn.functional.normalize(x_ND, dim=1)
+        finite_N = x_ND.detach().isfinite().all(1)
+        valid_N = finite_N if keep_N is None else finite_N & keep_N
+        with torch.autocast(x_ND.device.type, enabled=False):
+            if learns and not recomputes:
+                if not book.is_initialized:
+                    book.initialize(x_ND.detach(), valid_N)
+                if _may_be_recomputed():
+                    book.remember_codes()
+            codes_KD = book.codes_before if recomputes and book.codes_before is not None else book.codes
+            index_N = book.search(x_ND, codes_KD)
+            q_ND = codes_KD[index_N]
+            loss = self._loss(book, x_ND, q_ND, index_N, valid_N, learns)
+            q_ND = q_ND.detach().to(x_ND.dtype)
+            if learns and not recomputes:
+                self._learn(book, x_ND.detach(), index_N, finite_N, valid_N)
+        gradient = rotate_to if self.rotation_trick else straight_through
+        return Quantized(gradient(x_ND, q_ND), index_N, loss)
+
+    def _loss(
+        self, book: Codebook, x_ND: Tensor, q_ND: Tensor, index_N: Tensor, valid_N: Tensor, learns: bool
+    ) -> Tensor:
+        """commitment_weight * mean |x - sg(q)|^2 per element, over the valid vectors."""
+        return self.commitment_weight * mean_square(x_ND, q_ND.detach(), valid_N)
+
+    def _learn(self, book: Codebook, x_ND: Tensor, index_N: Tensor, finite_N: Tensor, valid_N: Tensor) -> None:
+        skipped = (~finite_N).sum()
+        book.learn(x_ND, torch.where(valid_N, index_N, -1), skipped)
+        if book.dead_threshold and not book.accumulating:
+            book.revive(x_ND, valid_N)
+
+    # Tokens
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes of tokens, heads side by side, before the projection out; a token of -1 gives zeros."""
+        return self._channels_back(self._codes_of(indices))
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """What `forward` returned as `quantized` for these tokens."""
+        codes = self._codes_of(indices)
+        masked = indices < 0 if self.heads == 1 else (indices < 0).all(-1)
+        return self._channels_back(torch.where(masked[..., None], 0, self.project_out(codes)))
+
+    def _codes_of(self, indices: Tensor) -> Tensor:
+        if indices.dtype.is_floating_point or indices.dtype == torch.bool:
+            raise TypeError(f"tokens must be integers, got {indices.dtype}")
+        if self.heads > 1 and indices.shape[-1:] != (self.heads,):
+            raise ValueError(f"tokens of shape {tuple(indices.shape)} must end in {self.heads}, the number of heads")
+        self._check_range(indices)
+        indices = (indices[..., None] if self.heads == 1 else indices).long()
+        codes = torch.stack([self.codebook_of(h).codes[indices[..., h].clamp(min=0)] for h in range(self.heads)], -2)
+        codes = torch.where(indices[..., None] < 0, 0, codes).flatten(-2)
+        weight = getattr(self.project_out, "weight", None)
+        return codes if weight is None else codes.to(weight.dtype)
+
+    def _check_range(self, indices: Tensor) -> None:
+        """Only where looking costs nothing: asking a GPU would make the host wait."""
+        if torch.compiler.is_compiling() or indices.device.type != "cpu" or not indices.numel():
+            return
+        low, high = int(indices.min()), int(indices.max())
+        if low < -1 or high >= self.codebook_size:
+            bad = low if low < -1 else high
+            raise ValueError(f"token {bad} is out of range: expected 0 to {self.codebook_size - 1}, or -1 for masked")
+
+    def coords(self, indices: Tensor) -> Tensor:
+        """Places of tokens on the map, int64 [..., grid axes]; -1 for masked ones."""
+        return torch.where(indices[..., None] < 0, -1, self.grid.coords(indices.clamp(min=0)))
+
+    # The codebook
+
+    def codebook_of(self, head: int) -> Codebook:
+        book = self.codebooks[head if len(self.codebooks) > 1 else 0]
+        assert isinstance(book, Codebook)
+        return book
+
+    def _books(self) -> list[Codebook]:
+        return [self.codebook_of(h) for h in range(len(self.codebooks))]
+
+    @property
+    def codebook(self) -> Tensor:
+        """The codes: [K, D], or [H, K, D] with separate codebooks. Assign to it to set them, statistics included."""
+        codes = [book.codes for book in self._books()]
+        return codes[0] if len(codes) == 1 else torch.stack(codes)
+
+    @codebook.setter
+    def codebook(self, codes: Tensor) -> None:
+        books = self._books()
+        expected = tuple(books[0].codes.shape) if len(books) == 1 else (len(books), *books[0].codes.shape)
+        if tuple(codes.shape) != expected:
+            raise ValueError(f"codes of shape {tuple(codes.shape)} do not fit: expected {expected}")
+        for book, part in zip(books, [codes] if len(books) == 1 else list(codes)):
+            book.set_codes(part)
+
+    @property
+    def codebook_size(self) -> int:
+        return self.codebook_of(0).size
+
+    @property
+    def grid(self) -> Grid:
+        return self.codebook_of(0).neighborhood.grid
+
+    def freeze(self, indices: Tensor | None = None) -> None:
+        """Stop these codes (default: all) from moving; they are still chosen."""
+        self._set_frozen(indices, True)
+
+    def unfreeze(self, indices: Tensor | None = None) -> None:
+        """Let these codes (default: all) move again."""
+        self._set_frozen(indices, False)
+
+    def _set_frozen(self, indices: Tensor | None, value: bool) -> None:
+        if indices is not None:
+            self._check_range(indices)
+        for book in self._books():
+            if indices is None:
+                book.frozen.fill_(value)
+            else:
+                book.frozen[indices] = value
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Gradient accumulation: forwards within gather statistics; the first one outside moves the codes by all."""
+        with ExitStack() as stack:
+            for book in self._books():
+                stack.enter_context(book.accumulate_updates())
+            yield
+
+    # Figures, over all ranks, without waiting for the device
+
+    @property
+    def perplexity(self) -> Tensor:
+        """exp(entropy) of the running use of the codes, 0-dim; the mean over separate codebooks."""
+        return torch.stack([book.perplexity() for book in self._books()]).mean()
+
+    @property
+    def usage(self) -> Tensor:
+        """Share of codes chosen in about the last 1/(1 - decay) updates, 0-dim; the mean over separate codebooks."""
+        return torch.stack([book.usage() for book in self._books()]).mean()
+
+    @property
+    def skipped(self) -> Tensor:
+        """How many vectors with NaN or infinity training has left out so far, int64, 0-dim."""
+        return torch.stack([book.skipped for book in self._books()]).sum()
+
+    @property
+    def step(self) -> Tensor:
+        """Codebook updates so far, int64, 0-dim."""
+        return self.codebook_of(0).step
+
+    # Layouts
+
+    def _check_input(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise TypeError(f"x must hold floating-point vectors, got {x.dtype}")
+        if self.accept_image_fmap or self.accept_3d_fmap:
+            axes, layout = (
+                (4, "[B, C, height, width]") if self.accept_image_fmap else (5, "[B, C, depth, height, width]")
+            )
+            if x.ndim != axes or x.shape[1] != self.dim:
+                raise ValueError(f"x of shape {tuple(x.shape)} must be {layout} with C = dim = {self.dim}")
+        elif not self.channel_last:
+            if x.ndim < 2 or x.shape[1] != self.dim:
+                raise ValueError(f"x of shape {tuple(x.shape)} must be [B, C, ...] with C = dim = {self.dim}")
+        elif x.ndim < 2 or x.shape[-1] != self.dim:
+            hint = ""
+            if x.ndim in (4, 5) and x.shape[1] == self.dim:
+                option = "accept_image_fmap" if x.ndim == 4 else "accept_3d_fmap"
+                hint = f"; for feature maps with channels first use {option}=True"
+            raise ValueError(f"x of shape {tuple(x.shape)} must end in dim = {self.dim}{hint}")
+
+    def _channels_to_last(self, x: Tensor) -> Tensor:
+        return x if self._keeps_channels_last else x.movedim(1, -1)
+
+    def _channels_back(self, x: Tensor) -> Tensor:
+        return x if self._keeps_channels_last else x.movedim(-1, 1)
+
+    @property
+    def _keeps_channels_last(self) -> bool:
+        return self.channel_last and not (self.accept_image_fmap or self.accept_3d_fmap)
+
+    def _checked_mask(self, mask: Tensor | None, lens: Tensor | None, z: Tensor) -> Tensor | None:
+        if lens is not None:
+            if mask is not None:
+                raise ValueError("mask and lens exclude each other: give one")
+            if z.ndim != 3 or lens.shape != z.shape[:1]:
+                raise ValueError(
+                    f"lens of shape {tuple(lens.shape)} needs x of [B, n, C] with one length per batch entry, "
+                    f"got vectors of shape {tuple(z.shape)}"
+                )
+            return torch.arange(z.shape[1], device=z.device) < lens[:, None]
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != z.shape[:-1]):
+            raise ValueError(
+                f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool of shape {tuple(z.shape[:-1])}, "
+                "the shape of x without its channels"
+            )
+        return mask
+
+
+def mean_square(x_ND: Tensor, q_ND: Tensor, valid_N: Tensor) -> Tensor:
+    """Mean of (x - q)^2 per element over the valid vectors, in float32; 0 where there are none."""
+    dtype = torch.promote_types(x_ND.dtype, torch.float32)
+    # Where a vector is left out both sides are the same number, so no NaN reaches the loss or its gradient.
+    valid_N1 = valid_N[:, None]
+    error = torch.where(valid_N1, x_ND.to(dtype), 0) - torch.where(valid_N1, q_ND.to(dtype), 0)
+    return error.square().sum() / (valid_N.sum() * x_ND.shape[1]).clamp(min=1)
+
+
+def refuse_arguments(where: str, arguments: dict[str, Any], advice: dict[str, str]) -> None:
+    name = next(iter(arguments))
+    raise TypeError(
+        f"{where}: {name}={arguments[name]!r} is not supported; {advice.get(name, 'it is no argument here')}"
+    )
+
+
+FORWARD_ADVICE = {
+    "indices": "for a cross-entropy loss on given tokens, compare them with the `indices` this returns",
+    "topk": "compute distances to `codebook` yourself for more than the closest code",
+    "sample_codebook_temp": "codes are chosen by distance; SoftKohonenVQ has a temperature",
+    "return_loss_breakdown": "the loss is commitment_weight times the commitment error, and nothing else",
+    "codebook_transform_fn": "transform the codes and assign them to `codebook`",
+    "ema_update_weight": "use mask to leave vectors out",
+    "accum_ema_update": "use `with vq.accumulate():` around all forwards of an optimizer step but the last",
+    "ema_update": "use freeze_codebook=True for a forward without an update",
+}
+
+
+def _in_backward() -> bool:
+    """Whether a backward pass is running: then this forward is activation checkpointing's second one."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _may_be_recomputed() -> bool:
+    """Whether activation checkpointing may run this forward again: it either disables gradients or packs tensors."""
+    if torch.compiler.is_compiling():
+        return False
+    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -1,0 +1,80 @@
+"""GradientVQ: codes as parameters, moved by the codebook loss; with a neighbor term it is the SOM-VAE's quantizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topovq.codebook import Codebook
+from topovq.ops.accumulate import accumulate
+from topovq.quantizers.kohonen import KohonenVQ
+
+NEIGHBOR_TARGETS = ("input", "winner")
+
+
+class GradientVQ(KohonenVQ):
+    """The original VQ: loss = codebook_weight * |w_k* - sg(x)|^2 + commitment_weight * |x - sg(w_k*)|^2, per element.
+
+    With `neighborhood` other than "none" it is the SOM-VAE form, which adds
+        neighbor_weight * sum over k != k* of A[k*, k] * |w_k - sg(target)|^2
+    where the target is the "input" x, or the "winner" w_k* (as in the code of the Kohonen-VAE's authors).
+    Everything else is as in KohonenVQ; give its parameters to your optimizer.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        neighborhood: str = "none",
+        codebook_weight: float = 1.0,
+        commitment_weight: float = 0.25,
+        neighbor_weight: float = 1.0,
+        neighbor_target: str = "input",
+        **options: Any,
+    ) -> None:
+        if neighbor_target not in NEIGHBOR_TARGETS:
+            choices = ", ".join(map(repr, NEIGHBOR_TARGETS))
+            raise ValueError(f"neighbor_target={neighbor_target!r} is unknown; choose one of {choices}")
+        for name in ("ema_update", "learnable_codebook"):
+            if name in options:
+                raise TypeError(f"GradientVQ: {name}={options[name]!r} is decided: its codes follow the gradient alone")
+        super().__init__(
+            dim,
+            codebook_size,
+            neighborhood=neighborhood,
+            commitment_weight=commitment_weight,
+            ema_update=False,
+            learnable_codebook=True,
+            **options,
+        )
+        self.codebook_weight = codebook_weight
+        self.neighbor_weight = neighbor_weight
+        self.neighbor_target = neighbor_target
+
+    def _loss(
+        self, book: Codebook, x_ND: Tensor, q_ND: Tensor, index_N: Tensor, valid_N: Tensor, learns: bool
+    ) -> Tensor:
+        loss = super()._loss(book, x_ND, q_ND, index_N, valid_N, learns)
+        if book.neighborhood.kind == "none" or not learns:
+            return loss
+        targets_ND = q_ND.detach() if self.neighbor_target == "winner" else x_ND.detach().to(q_ND.dtype)
+        return loss + self.neighbor_weight * neighbor_loss(book, targets_ND, torch.where(valid_N, index_N, -1))
+
+
+def neighbor_loss(book: Codebook, targets_ND: Tensor, index_N: Tensor) -> Tensor:
+    """Mean over vectors of sum_{k != k*} A[k*, k] |w_k - target|^2, per element, without an N x K or K x K tensor.
+
+    The sum depends on the targets only through what each code's members add up to: with S, c and Q the sums of
+    target, 1 and |target|^2 over members, smoothed by A - I to m, n and r, it is sum_k n_k |w_k|^2 - 2 w_k.m_k + r_k.
+    """
+    squares_N1 = targets_ND.square().sum(1, keepdim=True)
+    sums_KD, counts_K = accumulate(torch.cat([targets_ND, squares_N1], 1), index_N, book.size)
+    smooth_KD, smooth_K = book.neighborhood.smooth(sums_KD, counts_K, book.step)
+    around_KD, around_K = smooth_KD - sums_KD, smooth_K - counts_K
+    codes_KD = book.codes
+    total = (around_K * codes_KD.square().sum(1)).sum() - 2 * (codes_KD * around_KD[:, :-1]).sum()
+    total = total + around_KD[:, -1].sum()
+    return total / (counts_K.sum() * codes_KD.shape[1]).clamp(min=1)

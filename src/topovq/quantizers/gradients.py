@@ -1,0 +1,49 @@
+"""How the gradient gets past the search: the output is exactly the code, the input gets the output's gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, q_ND: Tensor) -> Tensor:
+        return q_ND.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
+        return grad_ND, None
+
+
+class _RotateTo(torch.autograd.Function):
+    """q = s R x with R the rotation from x to q and s = |q| / |x|, both constants of the gradient: dx = s R^T dq."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, q_ND: Tensor) -> Tensor:
+        ctx.save_for_backward(x_ND, q_ND)
+        return q_ND.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
+        x_ND, q_ND = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in ctx.saved_tensors)
+        g_ND = grad_ND.to(x_ND.dtype)
+        length_x = x_ND.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        length_q = q_ND.norm(dim=1, keepdim=True)
+        u, v = x_ND / length_x, q_ND / length_q.clamp(min=1e-12)
+        # R = I - 2 r r^T + 2 v u^T with r = (u + v) / |u + v|: the mirror image of u in r, then of that in v.
+        r = torch.nn.functional.normalize(u + v, dim=1)
+        turned = g_ND - 2 * (g_ND * r).sum(1, keepdim=True) * r + 2 * (g_ND * v).sum(1, keepdim=True) * u
+        return (length_q / length_x * turned).to(grad_ND.dtype), None
+
+
+def straight_through(x_ND: Tensor, q_ND: Tensor) -> Tensor:
+    """q, with dq/dx = I."""
+    return _StraightThrough.apply(x_ND, q_ND)
+
+
+def rotate_to(x_ND: Tensor, q_ND: Tensor) -> Tensor:
+    """q, with dq/dx the rotation and scaling that takes x to q (the rotation trick of Fifty et al., 2024)."""
+    return _RotateTo.apply(x_ND, q_ND)

@@ -1,0 +1,206 @@
+"""KohonenVQ: the vector quantizer whose codes live on a map. EMA-VQ is KohonenVQ(neighborhood="none")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from topovq.codebook import Codebook
+from topovq.grid import TOPOLOGIES, Grid, balanced_shape
+from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops.nearest import check_metric
+from topovq.quantizers.base import Quantizer, mean_square, refuse_arguments
+from topovq.saving import HubModule
+
+# Of the settings tried on shifted Gaussian data and on CIFAR-10 with up to 16,384 codes, the one with which no code was
+# lost (docs/learning-rules.md). The paper's own settings have tau = 0.1.
+RECOMMENDED: dict[str, Any] = {"neighborhood": "exponential", "tau": 0.01}
+
+GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
+
+
+class KohonenVQ(Quantizer, HubModule):
+    """`quantized, indices, loss = KohonenVQ(dim, codebook_size)(x)`.
+
+    The map
+        grid            shape of the map (tuple, list or int) or a Grid; default: a balanced 2-D one for codebook_size
+        topology, wrap  "rectangular" or "hexagonal"; open borders (False), a torus (True), or one bool per axis
+        neighborhood    "hard", "gaussian", "exponential", or "none" (EMA-VQ); default: the one that keeps the most
+                        codes in use (RECOMMENDED)
+        tau, radius     the paper's schedule 1/(1 + t*tau), tau = 0.1, and the neighborhood's first width
+                        (neighborhood.py)
+        schedule        instead of tau and radius, where the number of steps is known: Schedule.linear(start, end,
+                        steps) or Schedule.exponential(start, end, steps)
+    The learning rule (codebook.py)
+        decay, eps, count_init, update_empty, count_smoothing
+        kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
+        threshold_ema_dead_code     revive codes whose count is under this share of the mean count (0: never)
+        ema_update, freeze_codebook False / True: codes do not move
+        learnable_codebook          codes are parameters, moved by the codebook loss (needs ema_update=False)
+        sync_codebook               None: statistics are summed over all ranks wherever a process group exists
+    The layer
+        codebook_dim, heads, separate_codebook_per_head, metric or use_cosine_sim, commitment_weight, rotation_trick,
+        channel_last, accept_image_fmap, accept_3d_fmap
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        codebook_dim: int | None = None,
+        heads: int = 1,
+        separate_codebook_per_head: bool = False,
+        decay: float = 0.99,
+        eps: float = 1e-5,
+        freeze_codebook: bool = False,
+        kmeans_init: bool = False,
+        kmeans_iters: int = 10,
+        use_cosine_sim: bool = False,
+        threshold_ema_dead_code: float = 0.0,
+        channel_last: bool = True,
+        accept_image_fmap: bool = False,
+        accept_3d_fmap: bool = False,
+        commitment_weight: float = 1.0,
+        rotation_trick: bool = False,
+        sync_codebook: bool | None = None,
+        ema_update: bool = True,
+        learnable_codebook: bool = False,
+        *,
+        grid: GridLike = None,
+        topology: str = "rectangular",
+        wrap: bool | Sequence[bool] = False,
+        neighborhood: str | None = None,
+        tau: float | None = None,
+        radius: float | None = None,
+        schedule: Schedule | dict[str, Any] | None = None,
+        count_init: float = 1.0,
+        update_empty: bool = True,
+        count_smoothing: str = "carried",
+        metric: str = "euclidean",
+        **unsupported: Any,
+    ) -> None:
+        if unsupported:
+            refuse_arguments(type(self).__name__, unsupported, ADVICE)
+        for name, value in (("dim", dim), ("codebook_size", codebook_size), ("heads", heads)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} must be an int of at least 1")
+        codebook_dim = dim if codebook_dim is None else codebook_dim
+        if not isinstance(codebook_dim, int) or codebook_dim < 1:
+            raise ValueError(f"codebook_dim={codebook_dim!r} must be an int of at least 1, or None for dim")
+        if learnable_codebook and ema_update:
+            raise ValueError(
+                "learnable_codebook=True needs ema_update=False: codes follow either the gradient or the running means"
+            )
+        if use_cosine_sim and metric not in ("euclidean", "cosine"):
+            raise ValueError(f"use_cosine_sim=True and metric={metric!r} exclude each other: give one")
+        metric = "cosine" if use_cosine_sim else metric
+        check_metric(metric)
+        if neighborhood is None:
+            neighborhood = RECOMMENDED["neighborhood"]
+            tau = RECOMMENDED["tau"] if tau is None and schedule is None else tau
+        if schedule is not None and tau is not None:
+            raise ValueError(f"tau={tau!r} and schedule={schedule} exclude each other: give one")
+        if isinstance(schedule, dict):  # as config.json holds it
+            schedule = Schedule.from_dict(schedule)
+        elif schedule is None:
+            schedule = Schedule.harmonic(0.1 if tau is None else tau)
+        lattice = make_grid(codebook_size, grid, topology, wrap, needed=neighborhood != "none")
+        books = [
+            Codebook(
+                codebook_dim,
+                Neighborhood(neighborhood, lattice, schedule=schedule, radius=radius),
+                metric=metric,
+                decay=decay,
+                eps=eps,
+                count_init=count_init,
+                update_empty=update_empty,
+                count_smoothing=count_smoothing,
+                dead_threshold=threshold_ema_dead_code,
+                kmeans_init=kmeans_init,
+                kmeans_iters=kmeans_iters,
+                learnable=learnable_codebook,
+                sync=sync_codebook is not False,
+            )
+            for _ in range(heads if separate_codebook_per_head else 1)
+        ]
+        super().__init__(
+            dim,
+            books,
+            codebook_dim=codebook_dim,
+            heads=heads,
+            channel_last=channel_last,
+            accept_image_fmap=accept_image_fmap,
+            accept_3d_fmap=accept_3d_fmap,
+            commitment_weight=commitment_weight,
+            rotation_trick=rotation_trick,
+            freeze_codebook=freeze_codebook,
+        )
+        if not ema_update and not learnable_codebook:
+            self.freeze()
+
+    codebook_weight = 1.0
+
+    def _loss(
+        self, book: Codebook, x_ND: Tensor, q_ND: Tensor, index_N: Tensor, valid_N: Tensor, learns: bool
+    ) -> Tensor:
+        """The commitment loss, and where codes are parameters codebook_weight * mean |w_k* - sg(x)|^2 per element."""
+        loss = super()._loss(book, x_ND, q_ND, index_N, valid_N, learns)
+        if book.learnable:
+            loss = loss + self.codebook_weight * mean_square(q_ND, x_ND.detach(), valid_N)
+        return loss
+
+    @property
+    def neighborhood(self) -> Neighborhood:
+        return self.codebook_of(0).neighborhood
+
+
+def make_grid(codebook_size: int, grid: GridLike, topology: str, wrap: bool | Sequence[bool], needed: bool) -> Grid:
+    """The map of codebook_size places. Where no neighborhood needs one, a size without a balanced shape is a line."""
+    if isinstance(grid, dict):  # as config.json holds it
+        grid = Grid.from_dict(grid)
+    if isinstance(grid, Grid):
+        if topology != TOPOLOGIES[0] or wrap is not False:
+            raise ValueError(f"topology={topology!r} and wrap={wrap!r} belong to the Grid when grid is one: {grid}")
+        made = grid
+    elif grid is None and not needed and balanced_shape(codebook_size, 2) is None:
+        made = Grid(codebook_size)
+    elif grid is None:
+        made = Grid.balanced(codebook_size, topology=topology, wrap=wrap)
+    else:
+        made = Grid(grid, topology=topology, wrap=wrap)
+    if made.size != codebook_size:
+        raise ValueError(
+            f"a grid of shape {made.shape} holds {made.size} codes, but codebook_size={codebook_size}; "
+            f"give a shape whose sides multiply to {codebook_size}, or leave grid out"
+        )
+    return made
+
+
+ADVICE = {
+    "sync_kmeans": "k-means initialization is always over all ranks; sync_codebook=False keeps ranks apart",
+    "layernorm_after_project_in": "put nn.LayerNorm before this layer",
+    "commitment_use_cross_entropy_loss": "the commitment loss is the squared error",
+    "orthogonal_reg_weight": "add a penalty on vq.codebook to your loss (with learnable_codebook=True)",
+    "orthogonal_reg_active_codes_only": "add a penalty on vq.codebook to your loss (with learnable_codebook=True)",
+    "orthogonal_reg_max_codes": "add a penalty on vq.codebook to your loss (with learnable_codebook=True)",
+    "codebook_diversity_loss_weight": "a neighborhood keeps codes in use: neighborhood='hard' or 'gaussian'",
+    "codebook_diversity_temperature": "a neighborhood keeps codes in use: neighborhood='hard' or 'gaussian'",
+    "stochastic_sample_codes": "codes are chosen by distance; SoftKohonenVQ has a temperature",
+    "sample_codebook_temp": "codes are chosen by distance; SoftKohonenVQ has a temperature",
+    "straight_through": "the straight-through gradient is the default; rotation_trick=True is the other",
+    "directional_reparam": "use rotation_trick=True, or leave it out for straight-through",
+    "directional_reparam_variance": "use rotation_trick=True, or leave it out for straight-through",
+    "sync_affine_param": "codes follow the data through their running means",
+    "affine_param": "codes follow the data through their running means",
+    "affine_param_batch_decay": "codes follow the data through their running means; see decay",
+    "affine_param_codebook_decay": "codes follow the data through their running means; see decay",
+    "vq_bridge": "use GradientVQ with a module of your own around it",
+    "manual_ema_update": "use `with vq.accumulate():` to put updates off, or freeze_codebook=True for none",
+    "in_place_codebook_optimizer": "use GradientVQ and give its parameters to your optimizer",
+    "manual_in_place_optimizer_update": "use GradientVQ and give its parameters to your optimizer",
+    "sync_update_v": "use rotation_trick=True, or leave it out for straight-through",
+    "return_zeros_for_masked_padding": "masked places are always zeros",
+    "route_gradients_to_input": "detach the input yourself to keep gradients from it",
+}
