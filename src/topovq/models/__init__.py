@@ -1,0 +1,43 @@
+"""VQ-VAE and VQ-VAE-2: from images to tokens and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from topovq.models.base import CONFIG_FILE, WEIGHTS_FILE, Output, Tokenizer, Tokens, as_levels
+from topovq.models.quantizer import QUANTIZERS, build_quantizer, check_name, check_options
+from topovq.models.vqvae import VQVAE
+from topovq.models.vqvae2 import VQVAE2
+
+MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2)}
+
+__all__ = [
+    "CONFIG_FILE",
+    "MODELS",
+    "QUANTIZERS",
+    "VQVAE",
+    "VQVAE2",
+    "WEIGHTS_FILE",
+    "Output",
+    "Tokenizer",
+    "Tokens",
+    "as_levels",
+    "build_quantizer",
+    "check_name",
+    "check_options",
+    "load_pretrained",
+]
+
+
+def load_pretrained(folder: str | Path) -> Tokenizer:
+    """The model saved in a local folder, of whichever class its config.json names, in eval mode on the CPU."""
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it") from None
+    kind = config.get("model")
+    if kind not in MODELS:
+        raise ValueError(f"{folder / CONFIG_FILE} names the model {kind!r}; valid: {', '.join(MODELS)}")
+    return MODELS[kind].from_pretrained(folder)

@@ -1,0 +1,72 @@
+"""The convolutional parts of VQ-VAE and VQ-VAE-2 (van den Oord et al. 2017, Razavi et al. 2019).
+
+Legend: B images, C channels, H x W pixels; h = hidden channels, r = residual channels.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """x_BhHW -> x + conv1x1(relu(conv3x3(relu(x)))): [B, h, H, W] to the same."""
+
+    def __init__(self, hidden: int, residual_hidden: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(hidden, residual_hidden, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(residual_hidden, hidden, 1),
+        )
+
+    def forward(self, x_BhHW: Tensor) -> Tensor:
+        return x_BhHW + self.body(x_BhHW)
+
+
+def residual_stack(hidden: int, layers: int, residual_hidden: int) -> list[nn.Module]:
+    """`layers` residual blocks and the ReLU that closes them."""
+    return [*(Residual(hidden, residual_hidden) for _ in range(layers)), nn.ReLU()]
+
+
+class Encoder(nn.Sequential):
+    """[B, C, H, W] -> [B, h, H / stride, W / stride]: a 4x4 stride-2 convolution per halving, then residual blocks."""
+
+    def __init__(self, channels: int, hidden: int, layers: int, residual_hidden: int, stride: int) -> None:
+        parts: list[nn.Module] = []
+        width = channels
+        for halving in range(halvings(stride)):
+            wider = hidden // 2 if halving == 0 else hidden
+            parts += [nn.Conv2d(width, wider, 4, stride=2, padding=1), nn.ReLU()]
+            width = wider
+        parts += [nn.Conv2d(width, hidden, 3, padding=1), *residual_stack(hidden, layers, residual_hidden)]
+        super().__init__(*parts)
+
+
+class Decoder(nn.Sequential):
+    """[B, D, H, W] -> [B, C, H * stride, W * stride]: the encoder mirrored, with transposed convolutions."""
+
+    def __init__(self, dim: int, channels: int, hidden: int, layers: int, residual_hidden: int, stride: int) -> None:
+        parts: list[nn.Module] = [
+            nn.Conv2d(dim, hidden, 3, padding=1),
+            *residual_stack(hidden, layers, residual_hidden),
+        ]
+        width, doublings = hidden, halvings(stride)
+        for doubling in range(doublings):
+            left = doublings - 1 - doubling
+            narrower = channels if left == 0 else hidden // 2 if left == 1 else hidden
+            parts += [nn.ConvTranspose2d(width, narrower, 4, stride=2, padding=1)] + [nn.ReLU()] * (left > 0)
+            width = narrower
+        super().__init__(*parts)
+
+
+def upsample(dim: int, stride: int) -> nn.Sequential:
+    """[B, D, H, W] -> [B, D, H * stride, W * stride] by one transposed convolution per doubling."""
+    return nn.Sequential(*(nn.ConvTranspose2d(dim, dim, 4, stride=2, padding=1) for _ in range(halvings(stride))))
+
+
+def halvings(stride: int) -> int:
+    """How many stride-2 convolutions make `stride`: 4 gives 2."""
+    if not isinstance(stride, int) or stride < 2 or stride & (stride - 1):
+        raise ValueError(f"stride={stride!r} must be a power of two of at least 2, such as 4")
+    return stride.bit_length() - 1

@@ -1,0 +1,67 @@
+"""Quantizers by name and JSON-able options, so that a model's configuration can say which one it holds."""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+from topovq.grid import Grid
+from topovq.neighborhood import Schedule
+from topovq.quantizers import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
+
+# name -> (class, the options that make the name mean what it says)
+COMMITMENT = {"commitment_weight": 0.25}
+QUANTIZERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "kohonen": (KohonenVQ, COMMITMENT),
+    "ema": (KohonenVQ, COMMITMENT | {"neighborhood": "none"}),
+    "gradient": (GradientVQ, COMMITMENT | {"neighborhood": "none"}),
+    "som-vae": (GradientVQ, COMMITMENT | {"neighborhood": "hard"}),
+    "soft": (SoftKohonenVQ, COMMITMENT),
+    "residual": (ResidualVQ, COMMITMENT | {"num_quantizers": 4}),
+}
+FIXED = ("dim", "codebook_size", "accept_image_fmap", "accept_3d_fmap", "channel_last")  # what the model itself decides
+
+
+def build_quantizer(kind: str, dim: int, codebook_size: int, options: dict[str, Any]) -> nn.Module:
+    """The quantizer `kind` for feature maps [B, dim, H, W]; `options` are its constructor's other arguments.
+
+    A grid is given as a shape ([16, 32]) or as `Grid.to_dict()`, a schedule as `Schedule.to_dict()`.
+    """
+    check_options(kind, options)
+    cls, implied = QUANTIZERS[kind]
+    arguments = {**implied, **options}
+    if isinstance(arguments.get("grid"), (list, dict)):
+        grid = arguments["grid"]
+        arguments["grid"] = Grid.from_dict(grid) if isinstance(grid, dict) else tuple(grid)
+    if isinstance(arguments.get("schedule"), dict):
+        arguments["schedule"] = Schedule.from_dict(arguments["schedule"])
+    return cls(dim=dim, codebook_size=codebook_size, accept_image_fmap=True, **arguments)
+
+
+def check_options(kind: str, options: dict[str, Any]) -> None:
+    """Refuse an unknown quantizer or option with the names that exist."""
+    check_name("quantizer", kind, QUANTIZERS)
+    known = option_names(kind)
+    for name in options:
+        if name in FIXED:
+            raise ValueError(f"quantizer option {name!r} is set by the model (codebook_size, code_dim)")
+        check_name(f"option of quantizer {kind!r}:", name, known)
+
+
+def option_names(kind: str) -> list[str]:
+    """The options that `kind` takes: its own and those it hands on to KohonenVQ."""
+    signatures = [inspect.signature(cls.__init__).parameters for cls in (QUANTIZERS[kind][0], KohonenVQ)]
+    names = {name for parameters in signatures for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    return sorted(names - {*FIXED, "self"})
+
+
+def check_name(what: str, name: str, known: Any) -> None:
+    """Refuse `name` if it is none of `known`: the error lists them, the likeliest first."""
+    if name in known:
+        return
+    close = get_close_matches(name, list(known), 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ValueError(f"unknown {what} {name!r}{hint}; valid: {', '.join(known)}")
