@@ -1,0 +1,103 @@
+"""Batches on the device without the host waiting for it.
+
+A feed is used in two halves, so that the second can be captured in a CUDA graph: `prepare()` runs on the host before
+each step, `batch()` gives the step's images uint8 [B, C, H, W] from addresses that stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from topovq.training.distributed import World
+
+AHEAD = 256  # batches of indices sent to the device at once
+
+
+class Feed(Protocol):
+    def prepare(self) -> None: ...
+
+    def batch(self) -> Tensor: ...
+
+
+def open_feed(source: Any, batch_size: int, seed: int, start: int, world: World) -> Feed:
+    """The training images of `source` from global batch `start` on, gathered on the device if the whole set fits."""
+    if world.device.type == "cuda":
+        images = source.resident()
+        if images is not None:
+            return ResidentFeed(images, source, batch_size, seed, start, world)
+    batches = source.train(batch_size, seed=seed, start=start, rank=world.rank, world_size=world.size)
+    return CudaFeed(batches, world.device) if world.device.type == "cuda" else HostFeed(batches)
+
+
+class HostFeed:
+    """Batches as they come, for training on the CPU."""
+
+    def __init__(self, batches: Iterator[Tensor]) -> None:
+        self.batches = batches
+
+    def prepare(self) -> None:
+        self.current = next(self.batches)
+
+    def batch(self) -> Tensor:
+        return self.current
+
+
+class CudaFeed:
+    """Batches copied to the device one ahead, on a stream of their own, from pinned memory."""
+
+    def __init__(self, batches: Iterator[Tensor], device: torch.device) -> None:
+        self.batches, self.device = batches, device
+        self.stream = torch.cuda.Stream(device)
+        self.current: Tensor | None = None
+        self.upcoming = self._send()
+
+    def prepare(self) -> None:
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        if self.current is None:
+            self.current = torch.empty_like(self.upcoming)
+        self.current.copy_(self.upcoming)
+        self.upcoming.record_stream(torch.cuda.current_stream(self.device))
+        self.upcoming = self._send()
+
+    def batch(self) -> Tensor:
+        assert self.current is not None
+        return self.current
+
+    def _send(self) -> Tensor:
+        batch = next(self.batches).pin_memory()
+        with torch.cuda.stream(self.stream):
+            return batch.to(self.device, non_blocking=True)
+
+
+class ResidentFeed:
+    """The whole data set on the device; only row numbers travel, AHEAD batches at a time."""
+
+    def __init__(self, images_NCHW: Tensor, source: Any, batch_size: int, seed: int, start: int, world: World) -> None:
+        self.images_NCHW = images_NCHW.to(world.device)
+        self.source, self.batch_size, self.seed, self.upcoming, self.world = source, batch_size, seed, start, world
+        local = batch_size // world.size
+        self.rows = slice(world.rank * local, (world.rank + 1) * local)
+        self.indices_AB = torch.empty(AHEAD, local, dtype=torch.int64, device=world.device)
+        self.position_1 = torch.zeros(1, dtype=torch.int64, device=world.device)
+        self.left = 0
+
+    def prepare(self) -> None:
+        if self.left == 0:
+            batches = [
+                self.source.indices(i, self.batch_size, self.seed)[self.rows]
+                for i in range(self.upcoming, self.upcoming + AHEAD)
+            ]
+            self.indices_AB.copy_(torch.stack(batches).pin_memory(), non_blocking=True)
+            self.position_1.zero_()
+            self.upcoming += AHEAD
+            self.left = AHEAD
+        self.left -= 1
+
+    def batch(self) -> Tensor:
+        index_B = self.indices_AB.index_select(0, self.position_1).view(-1)
+        self.position_1.add_(1)
+        return self.images_NCHW.index_select(0, index_B)

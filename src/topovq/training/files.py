@@ -1,0 +1,65 @@
+"""Files and folders that are either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` beside `path`, flush it to the disk, then rename it over `path`."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path` to write to; if nothing fails that file becomes `path`, else it is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path` to fill; if nothing fails it becomes `path`, else it is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in temporary.iterdir():
+            _sync(file)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what an interrupted write left in `folder`: nothing that has its final name."""
+    for path in folder.glob(".*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file's bytes or a folder's names, so that they last through a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

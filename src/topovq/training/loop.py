@@ -1,0 +1,283 @@
+"""Training from a configuration to a finished run: `train(TrainConfig(...)) -> RunResult`.
+
+The run's folder:
+    record.jsonl                   what happened (see record.py)
+    checkpoints/step-00001000/     the newest few (see checkpoint.py)
+    config.json, model.safetensors the final model, as `from_pretrained` reads it
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topovq.models import Tokenizer
+from topovq.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from topovq.training.config import TrainConfig
+from topovq.training.distributed import World, join_world, pick_device
+from topovq.training.evaluate import validate
+from topovq.training.feed import open_feed
+from topovq.training.files import write_atomic
+from topovq.training.interrupt import Interrupted, StopRequest
+from topovq.training.record import RECORD_FILE, Record, environment, read_record
+from topovq.training.report import Logger, Reporter, TensorBoard, WeightsAndBiases
+from topovq.training.sources import open_data
+from topovq.training.step import Reading, TrainStep, make_optimizer
+
+MAY_DIFFER = ("steps", "out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its folder, its id, and the figures of its `final` line and last validation."""
+
+    folder: Path
+    run_id: str
+    steps: int
+    best_loss: float
+    seconds: float
+    validation: dict[str, float]
+
+
+def train(config: TrainConfig, *, source: Any = None, quiet: bool = False) -> RunResult:
+    """Train to the end of `config`; under torchrun, together with the other processes.
+
+    `source` (see topovq.data) replaces the data set that the configuration names. A run that is finished already is not
+    repeated when `config.resume` is set. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
+    """
+    resolved = config.resolve(pick_device(config.device).type)
+    with join_world(config.device) as world:
+        finished = _check_folder(resolved)
+        world.wait()  # nobody writes before everybody has looked
+        if finished is not None:
+            return finished
+        if source is not None:
+            return _Run(resolved, source, world, quiet).train()
+        with open_data(resolved.data, resolved.data_path, resolved.image_size, resolved.workers) as opened:
+            return _Run(resolved, opened, world, quiet).train()
+
+
+def _check_folder(config: TrainConfig) -> RunResult | None:
+    """Check that the run in the folder, if there is one, is this one; its result where it is finished."""
+    folder = config.out
+    assert folder is not None
+    started = (folder / RECORD_FILE).exists()
+    if not config.resume and (started or checkpoints(folder)):
+        raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
+    if started:
+        lines = read_record(folder / RECORD_FILE)
+        ours = config.as_dict()
+        differing = [n for n in ours if n not in MAY_DIFFER and lines[0].get(n) != ours[n]]
+        if differing:
+            raise ValueError(
+                f"the run in {folder} was started with "
+                + ", ".join(f"{n}={lines[0].get(n)!r}" for n in differing)
+                + " but is resumed with "
+                + ", ".join(f"{n}={ours[n]!r}" for n in differing)
+            )
+        if lines[-1]["event"] == "final" and lines[-1]["steps"] == config.steps:
+            return result_of(folder)
+    return None
+
+
+def result_of(folder: Path) -> RunResult:
+    """The result of the finished run in `folder`, from its record."""
+    lines = read_record(folder / RECORD_FILE)
+    if lines[-1]["event"] != "final":
+        raise ValueError(f"the run in {folder} is not finished")
+    validation = [line for line in lines if line["event"] == "validation"][-1]
+    final = lines[-1]
+    return RunResult(folder, lines[0]["id"], final["steps"], final["best_loss"], final["seconds"], validation)
+
+
+class _Run:
+    """The state of one training run and the order in which things happen to it."""
+
+    def __init__(self, config: TrainConfig, source: Any, world: World, quiet: bool) -> None:
+        assert config.out is not None
+        assert config.batch_size is not None
+        assert config.learning_rate is not None
+        self.config, self.source, self.world, self.folder = config, source, world, config.out
+        self.batch_size = config.batch_size
+        self.record = Record(self.folder / RECORD_FILE)
+        self.quiet = quiet or not world.leads
+        torch.manual_seed(config.seed)
+        model = config.build_model(source.size, source.mean, source.std)
+        self.model: Tokenizer = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.train()
+        self.optimizer = make_optimizer(self.model, config.learning_rate, config.weight_decay, world.device)
+        self.step, self.seconds, self.best = 0, 0.0, float("inf")
+        self.validation: dict[str, float] = {}
+        self.skipped = 0.0
+
+    def train(self) -> RunResult:
+        self._begin()
+        feed = open_feed(self.source, self.batch_size, self.config.seed, self.step, self.world)
+        take_step = TrainStep(
+            self.model,
+            self.optimizer,
+            feed,
+            self.world,
+            clip=self.config.clip,
+            bf16=self.config.precision == "bf16",
+            compile=bool(self.config.compile),
+        )
+        title = f"{self.config.quantizer} on {self.source.name}"
+        reporter = Reporter(title, self.config.steps, self.step, self.batch_size, self._loggers(), self.quiet)
+        reporter.skipped = self.skipped  # what was warned of before is not news
+        with reporter, StopRequest() as stop:
+            if self.step:
+                reporter.say(f"continuing {self.folder} at step {self.step:,}")
+            self._loop(take_step, reporter, stop)
+        return self._finish()
+
+    def _loop(self, take_step: TrainStep, reporter: Reporter, stop: StopRequest) -> None:
+        config = self.config
+        began = time.monotonic() - self.seconds
+        figures = _Figures(reporter)
+        while self.step < config.steps:
+            take_step()
+            self.step += 1
+            last = self.step == config.steps
+            validating = last or self.step % config.validate_every == 0
+            saving = last or self.step % config.checkpoint_every == 0
+            logging = validating or saving or self.step % config.log_every == 0
+            if logging:
+                figures.send(self.step, take_step.read())
+            # Processes must stop at the same step, so several look only where they are logging.
+            stopping = self.world.any(bool(stop.signum)) if logging or self.world.size == 1 else False
+            if validating or saving or stopping:
+                figures.show()
+                self.skipped = reporter.skipped
+                self.seconds = time.monotonic() - began
+                if validating:
+                    self._validate(reporter)
+                if saving or stopping:
+                    self._save()
+                figures.restart()
+            if stopping and not last:
+                raise Interrupted(
+                    stop.signum or signal.SIGTERM,
+                    f"stopped at step {self.step:,} of {config.steps:,}; the checkpoint is in {self.folder}: "
+                    "the same command with --resume continues",
+                )
+
+    def _begin(self) -> None:
+        """Load the newest checkpoint, or start the record."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"cannot make the run's folder {self.folder}: {error.strerror}") from error
+        config = {
+            "id": self.config.run_id,
+            **self.config.as_dict(),
+            **{f"source_{name}": value for name, value in self.source.describe().items()},
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            **environment(self.world.device, self.world.size),
+        }
+        whole = checkpoints(self.folder)
+        if whole:
+            self._load(whole[-1])
+        if self.step > self.config.steps:
+            raise ValueError(
+                f"the run in {self.folder} is at step {self.step} already, beyond steps={self.config.steps}"
+            )
+        if self.world.leads:
+            if self.record.path.exists():
+                self.record.rewind(self.step, **config)
+                self.record.append("resumed", step=self.step, **environment(self.world.device, self.world.size))
+            else:
+                self.record.append("config", **config)
+        self.world.wait()
+
+    def _load(self, checkpoint: Path) -> None:
+        state = load_checkpoint(checkpoint, self.model, self.world.device)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
+        self.validation, self.skipped = state["validation"], state["skipped"]
+        if len(state["rng"]) == self.world.size:  # another number of processes has no generator state of its own
+            torch.set_rng_state(state["rng"][self.world.rank])
+            if self.world.device.type == "cuda" and state["cuda_rng"]:
+                torch.cuda.set_rng_state(state["cuda_rng"][self.world.rank], self.world.device)
+
+    def _save(self) -> None:
+        cuda = self.world.device.type == "cuda"
+        rng = self.world.gather(torch.get_rng_state())
+        cuda_rng = self.world.gather(torch.cuda.get_rng_state(self.world.device)) if cuda else []
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "rng": rng,
+            "cuda_rng": cuda_rng,
+            "seconds": self.seconds,
+            "best": self.best,
+            "validation": self.validation,
+            "skipped": self.skipped,
+        }
+        if self.world.leads:
+            save_checkpoint(self.folder, self.step, self.model, state, self.config.keep_checkpoints)
+        self.world.wait()
+
+    def _validate(self, reporter: Reporter) -> None:
+        def over(part: str | None) -> dict[str, float]:
+            bf16 = self.config.precision == "bf16"
+            return validate(self.model, self.source, self.batch_size, self.world, bf16=bf16, part=part)
+
+        self.validation = over(None)
+        parts = getattr(self.source, "parts", ())
+        if len(parts) > 1:
+            self.validation |= {f"loss_{part}": over(part)["loss"] for part in parts}
+        self.best = min(self.best, self.validation["loss"])
+        if self.world.leads:
+            timing = {"seconds": round(self.seconds, 3), "images_per_second": round(reporter.speed, 1)}
+            self.record.append("validation", step=self.step, **self.validation, skipped=self.skipped, **timing)
+        reporter.validation(self.step, self.validation)
+
+    def _finish(self) -> RunResult:
+        config = self.config
+        if self.world.leads:
+            for name, data in self.model.files().items():
+                write_atomic(self.folder / name, data)
+            self.record.append(
+                "final", step=self.step, steps=config.steps, best_loss=self.best, seconds=round(self.seconds, 3)
+            )
+        self.world.wait()
+        return RunResult(self.folder, config.run_id, config.steps, self.best, self.seconds, self.validation)
+
+    def _loggers(self) -> list[Logger]:
+        loggers: list[Logger] = []
+        if self.config.tensorboard and self.world.leads:
+            loggers.append(TensorBoard(self.folder))
+        if self.config.wandb and self.world.leads:
+            loggers.append(WeightsAndBiases(self.config.wandb, self.folder, self.config.run_id, self.config.as_dict()))
+        return loggers
+
+
+class _Figures:
+    """Figures on their way to the reporter, one interval late: reading them never leaves the device without work."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self.pending: tuple[int, Reading] | None = None
+        self.clock = time.monotonic()
+
+    def send(self, step: int, reading: Reading) -> None:
+        self.show()
+        self.pending = (step, reading)
+        if reading.arrived is None:  # on the CPU there is nothing to wait for
+            self.show()
+
+    def show(self) -> None:
+        if self.pending is not None:
+            step, reading = self.pending
+            values, now = reading.values(), time.monotonic()
+            self.reporter.interval(step, values, now - self.clock)
+            self.pending, self.clock = None, now
+
+    def restart(self) -> None:
+        """Leave out of the speed what was not training."""
+        self.clock = time.monotonic()

@@ -1,0 +1,128 @@
+"""What a person sees of a run: a progress bar, lines, and optionally TensorBoard or Weights & Biases."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class MissingExtra(ImportError):
+    """An optional package is needed; the message says how to install it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; install it with: pip install 'topovq[{extra}]'")
+
+
+class Logger(Protocol):
+    def log(self, step: int, figures: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtra("tensorboard", "log") from None
+        self.writer = SummaryWriter(str(folder))
+
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, project: str, folder: Path, run_id: str, config: dict[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise MissingExtra("wandb", "log") from None
+        self.run = wandb.init(project=project, dir=str(folder), id=run_id, resume="allow", config=config)
+
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        self.run.log(figures, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class Reporter:
+    """Shows a run: a live bar on a terminal, a line per validation elsewhere, nothing when `quiet`."""
+
+    def __init__(self, title: str, steps: int, done: int, batch_size: int, loggers: list[Logger], quiet: bool) -> None:
+        self.batch_size, self.loggers, self.quiet = batch_size, loggers, quiet
+        self.console = Console(quiet=quiet, highlight=False)
+        self.live = self.console.is_terminal and not quiet
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True, compact=True),
+            console=self.console,
+            disable=not self.live,
+            refresh_per_second=4,
+        )
+        self.task = self.bar.add_task(title, total=steps, completed=done, figures="")
+        self.skipped = 0.0
+        self.warned_nan = False
+        self.speed = 0.0
+
+    def __enter__(self) -> Reporter:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+        for logger in self.loggers:
+            logger.close()
+
+    def say(self, text: str) -> None:
+        self.bar.console.print(text, soft_wrap=True)
+
+    def interval(self, step: int, figures: dict[str, float], seconds: float) -> None:
+        """Training figures of the steps since the last call, which took `seconds`."""
+        self.speed = figures["steps"] * self.batch_size / max(seconds, 1e-9)
+        self.bar.update(
+            self.task,
+            completed=step,
+            figures=f"loss {figures['loss']:.4f} · perplexity {figures['perplexity']:.0f} · "
+            f"usage {figures['usage']:.0%} · {self.speed:,.0f} images/s",
+        )
+        if not math.isfinite(figures["loss"]) and not self.warned_nan:
+            self.warned_nan = True
+            self.say(
+                f"[bold red]warning:[/] the loss is {figures['loss']} at step {step}; a lower learning rate may help"
+            )
+        if figures["skipped"] > self.skipped:
+            new = figures["skipped"] - self.skipped
+            self.say(
+                f"[bold red]warning:[/] step {step}: {new:,.0f} vectors with NaN or infinity left out of the codebook"
+            )
+            self.skipped = figures["skipped"]
+        shown = {f"train/{name}": value for name, value in figures.items() if name != "steps"}
+        self._log(step, {**shown, "train/images_per_second": self.speed})
+
+    def validation(self, step: int, figures: dict[str, float]) -> None:
+        self.say(
+            f"step {step:>7,}  validation loss {figures['loss']:.5f}  psnr {figures['psnr']:.2f} dB  "
+            f"perplexity {figures['perplexity']:.1f}  usage {figures['usage']:.1%}"
+            + (f"  {self.speed:,.0f} images/s" if self.speed else "")
+        )
+        self._log(step, {f"validation/{name}": value for name, value in figures.items()})
+
+    def _log(self, step: int, figures: dict[str, float]) -> None:
+        for logger in self.loggers:
+            logger.log(step, figures)

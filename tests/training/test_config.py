@@ -1,0 +1,55 @@
+"""Configurations: what is filled in, what is refused, and what makes two runs the same experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topovq.training import TrainConfig
+
+
+def test_what_is_left_open_is_filled_in_from_the_paper() -> None:
+    vqvae = TrainConfig().resolve("cpu")
+    assert (vqvae.batch_size, vqvae.learning_rate, vqvae.precision, vqvae.compile) == (256, 1e-3, "fp32", False)
+    vqvae2 = TrainConfig(model="vqvae2").resolve("cuda")
+    assert (vqvae2.batch_size, vqvae2.learning_rate, vqvae2.precision, vqvae2.compile) == (128, 3e-4, "bf16", True)
+    assert vqvae.out == Path("runs") / vqvae.run_id
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"out": Path("elsewhere")}, True),
+        ({"device": "cpu"}, True),
+        ({"log_every": 7}, True),
+        ({"tensorboard": True}, True),
+        ({"resume": True}, True),
+        ({"batch_size": 256}, True),
+        ({"seed": 1}, False),
+        ({"steps": 5}, False),
+        ({"quantizer_options": {"tau": 0.2}}, False),
+        ({"validate_every": 500}, False),
+    ],
+)
+def test_the_id_changes_with_what_decides_the_result(change: dict[str, Any], same: bool) -> None:
+    assert (TrainConfig(**change).resolve("cpu").run_id == TrainConfig().resolve("cpu").run_id) is same
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "vqae"}, "did you mean 'vqvae'.*vqvae2"),
+        ({"quantizer": "emma"}, "did you mean 'ema'"),
+        ({"model_options": {"hiden": 3}}, "did you mean 'hidden'.*stride"),
+        ({"model_options": {"code_dim": 3}}, "'code_dim' has an option of its own"),
+        ({"quantizer_options": {"tua": 3}}, "did you mean 'tau'"),
+        ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
+        ({"learning_rate": 0.0}, r"learning_rate=0\.0 must be above 0"),
+        ({"precision": "fp8"}, "precision='fp8' is unknown; use auto, bf16 or fp32"),
+    ],
+)
+def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**change).resolve("cpu")
