@@ -1,0 +1,148 @@
+"""Images to token files and back, with the model of a run: `topovq encode` and `topovq decode` as functions."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from topovq.data import find_images
+from topovq.data.decode import decode as decode_image
+from topovq.data.loader import Records, default_workers
+from topovq.models import as_levels
+from topovq.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
+from topovq.training.distributed import join_world, pick_device
+from topovq.training.runs import load_run
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What `encode` did: the file this process wrote, how many images are in it, and which could not be read."""
+
+    path: Path
+    images: int
+    skipped: dict[str, str]
+
+
+def encode(
+    run: str | Path,
+    images: str | Path,
+    out: str | Path,
+    *,
+    batch_size: int = 256,
+    device: str = "auto",
+    workers: int | None = None,
+) -> Encoded:
+    """Write the tokens of `images` (a folder, at any depth; one image; or tar shards) to `out` (.parquet or .npz).
+
+    Images are decoded in worker processes and a few batches are in memory at a time. Under torchrun every process takes
+    its share and writes a shard of its own beside `out`. An unreadable image is skipped and named in the result.
+    """
+    out = Path(out)
+    check_suffix(out)
+    model = load_run(run)
+    records = find_images(images)
+    with join_world(device) as world:
+        model.to(world.device)
+        path = shard_path(out, world.rank, world.size)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)
+        done, skipped = 0, {}
+        with open_writer(path, model.token_shapes, model.config["codebook_size"]) as writer:
+            for names, batch_BCHW, bad in _batches(records, mine, model.image_size, batch_size, workers):
+                skipped.update(bad)
+                if names:
+                    writer.write(names, as_levels(model.encode(batch_BCHW.to(world.device))))
+                done += len(names)
+            if mine and not done:
+                name, reason = next(iter(skipped.items()))
+                raise ValueError(
+                    f"none of the {len(mine)} images of {images} can be read; the first is {name}: {reason}"
+                )
+        return Encoded(path, done, skipped)
+
+
+def decode(run: str | Path, tokens: str | Path, out: str | Path, *, batch_size: int = 256, device: str = "auto") -> int:
+    """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many."""
+    place, out, done = pick_device(device), Path(out), 0
+    model = load_run(run).to(place)
+    for path in token_files(Path(tokens)):
+        for names, levels in read_tokens(path, batch_size):
+            _check_levels(levels, model.config["codebook_size"], len(model.quantizers), path)
+            pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
+            for name, image_CHW in zip(names, pixels.cpu(), strict=True):
+                _write_png(out / image_name(name), image_CHW)
+            done += len(names)
+    return done
+
+
+def image_name(name: str) -> PurePosixPath:
+    """The PNG's place below the output folder: the image's own name, with .png after it unless it ends so."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"the image name {name!r} would lie outside of the output folder")
+    return path if path.suffix == ".png" else path.with_name(f"{path.name}.png")
+
+
+class _Batches(Dataset[tuple[list[str], Tensor, dict[str, str]]]):
+    """Item i: the names and pixels uint8 [B, 3, S, S] of the readable images of batch i, and the others' errors."""
+
+    def __init__(self, records: Records, numbers: range, size: int, batch_size: int) -> None:
+        self.records, self.numbers, self.size, self.batch_size = records, numbers, size, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.numbers) // self.batch_size)
+
+    def __getitem__(self, i: int) -> tuple[list[str], Tensor, dict[str, str]]:
+        numbers = self.numbers[i * self.batch_size : (i + 1) * self.batch_size]
+        pixels_B3SS = np.empty((len(numbers), 3, self.size, self.size), dtype=np.uint8)
+        names: list[str] = []
+        bad: dict[str, str] = {}
+        for number in numbers:
+            name = os.fsdecode(self.records.names_N[number])
+            try:
+                decode_image(self.records.open(number), self.size, "crop", pixels_B3SS[len(names)])
+            except MemoryError:
+                raise
+            except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders
+                bad[name] = f"{type(error).__name__}: {error}"
+            else:
+                names.append(name)
+        return names, torch.from_numpy(pixels_B3SS[: len(names)]), bad
+
+
+def _batches(
+    records: Records, numbers: range, size: int, batch_size: int, workers: int | None
+) -> Iterator[tuple[list[str], Tensor, dict[str, str]]]:
+    dataset = _Batches(records, numbers, size, batch_size)
+    workers = min(default_workers() if workers is None else workers, len(dataset))
+    return iter(DataLoader(dataset, batch_size=None, num_workers=workers))
+
+
+def _check_levels(levels: tuple[Tensor, ...], codebook_size: int, expected: int, path: Path) -> None:
+    if len(levels) != expected:
+        raise ValueError(f"{path} holds tokens of {len(levels)} levels, but the model has {expected}")
+    for level in levels:
+        if level.numel() and (int(level.min()) < 0 or int(level.max()) >= codebook_size):
+            raise ValueError(
+                f"{path} holds tokens from {int(level.min())} to {int(level.max())}; the model's codes are "
+                f"0 to {codebook_size - 1}"
+            )
+
+
+def _write_png(path: Path, image_CHW: Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    array = image_CHW.permute(1, 2, 0).numpy()
+    Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(buffer, format="PNG")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(buffer.getbuffer())
+    os.replace(temporary, path)
