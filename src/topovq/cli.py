@@ -1,0 +1,217 @@
+"""The `topovq` command: every sub-command is a typed dataclass and one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from topovq.data import SOURCES
+from topovq.training import CheckpointError, Interrupted, MissingExtra, TrainConfig, open_data, train
+from topovq.training import evaluate as evaluate_run
+from topovq.training import info as describe_run
+
+DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and use them.
+
+  topovq demo                                     two small models on photographs, side by side, in three minutes
+  topovq train photos --out runs/a                train on the photographs that come with the package
+  topovq train MY_IMAGES --out runs/b --model vqvae2 --image-size 256
+  topovq info runs/a                              what the run is and how far it got
+  topovq evaluate runs/a                          its figures on the validation images
+  topovq encode runs/a MY_IMAGES -o tokens.parquet
+  topovq decode runs/a tokens.parquet -o decoded/
+
+Several GPUs: torchrun --nproc-per-node 8 -m topovq train ..."""
+
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE words as a dict; a value is JSON where it can be read so (0.01, true, [16, 32]), else a string."""
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{word!r} is not of the form KEY=VALUE, such as tau=0.01")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
+
+
+Options = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="KEY=VALUE ...",
+        instance_from_str=lambda words: parse_options(words),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda options: [f"{key}={json.dumps(value)}" for key, value in options.items()],
+    ),
+]
+
+
+@dataclass
+class Train(TrainConfig):
+    """Train a model; the run's folder gets a record, checkpoints and the model.
+
+    DATA is a data set's name or the path of your images. The same command with --resume continues a run that was
+    stopped; SIGTERM and Ctrl-C write a checkpoint first (exit codes 143 and 130).
+    """
+
+    data: Annotated[Positional[str], arg(metavar="DATA")] = "photos"
+    """Data set by name (see `topovq data`), or the path of a folder of images or of tar shards."""
+    model_options: Options = dataclasses.field(default_factory=dict)
+    """Other arguments of the model, such as hidden=64 stride=8."""
+    quantizer_options: Options = dataclasses.field(default_factory=dict)
+    """Other arguments of the quantizer, such as neighborhood=gaussian tau=0.01 'grid=[16,32]'."""
+    compile: bool = dataclasses.field(default_factory=torch.cuda.is_available)
+    """torch.compile the model; it takes half a minute to start."""
+
+    def __call__(self) -> None:
+        result = train(self)
+        say(f"best validation loss {result.best_loss:.5f} in {result.seconds:,.0f} s; the run is in {result.folder}")
+
+
+@dataclass
+class Evaluate:
+    """Print a run's figures on validation images as JSON: loss, psnr, perplexity, usage."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Folder of the run."""
+    data: str | None = None
+    """Another data set than the run's own, by name or path."""
+    data_path: Path | None = None
+    """Where the data set lies, if not at its usual place."""
+    batch_size: int = 256
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        print(json.dumps(evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device), indent=2))
+
+
+@dataclass
+class Encode:
+    """Write the tokens of images to a .parquet or .npz file, any number of them, a few batches in memory at a time."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Folder of the run."""
+    images: Annotated[Positional[Path], arg(metavar="IMAGES")]
+    """A folder of images (at any depth), one image, a .tar file, or a folder of .tar files."""
+    out: Annotated[Path, arg(aliases=["-o"])]
+    """The token file; under torchrun each process writes a shard of it."""
+    batch_size: int = 256
+    device: str = "auto"
+    workers: int | None = None
+    """Processes that decode images; one per core by default."""
+
+    def __call__(self) -> None:
+        from topovq.tokens import encode
+
+        done = encode(
+            self.run, self.images, self.out, batch_size=self.batch_size, device=self.device, workers=self.workers
+        )
+        for name, reason in done.skipped.items():
+            say(f"skipped {name}: {reason}")
+        say(f"{done.images:,} images encoded to {done.path}" + f", {len(done.skipped):,} skipped" * bool(done.skipped))
+
+
+@dataclass
+class Decode:
+    """Write the images that tokens stand for, as PNG files."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Folder of the run."""
+    tokens: Annotated[Positional[Path], arg(metavar="TOKENS")]
+    """A file that `topovq encode` wrote."""
+    out: Annotated[Path, arg(aliases=["-o"])]
+    """Folder for the images."""
+    batch_size: int = 256
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        from topovq.tokens import decode
+
+        done = decode(self.run, self.tokens, self.out, batch_size=self.batch_size, device=self.device)
+        say(f"{done:,} images decoded to {self.out}")
+
+
+@dataclass
+class Info:
+    """Print what a run is and how far it got, as JSON."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Folder of the run."""
+
+    def __call__(self) -> None:
+        print(json.dumps(describe_run(self.run), indent=2))
+
+
+@dataclass
+class Data:
+    """Fetch a data set if need be, check it and describe it; without a name, list the names."""
+
+    name: Annotated[Positional[str | None], arg(metavar="NAME")] = None
+    """Data set by name, or the path of a folder of images or of tar shards."""
+    path: Path | None = None
+    """Where it lies, if not at its usual place."""
+
+    def __call__(self) -> None:
+        if self.name is None:
+            print("\n".join(SOURCES))
+            return
+        with open_data(self.name, self.path) as source:
+            print(json.dumps(source.describe(), indent=2))
+
+
+@dataclass
+class Demo:
+    """Train a Kohonen-VAE and its EMA-VQ twin on photographs (CPU, three minutes) and draw what differs."""
+
+    out: Path = Path("runs/demo")
+    """Folder for the two runs and the page."""
+    steps: int = 600
+    """Training steps of each model."""
+
+    def __call__(self) -> None:
+        from topovq.demo import demo
+
+        demo(self.out, self.steps)
+
+
+COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo)
+
+
+def say(text: str) -> None:
+    Console(highlight=False).print(text, soft_wrap=True, markup=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends in one line on stderr and exit code 2, other failures in 1."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    choices: dict[str, Callable[..., Any]] = {cls.__name__.lower(): cls for cls in COMMANDS}
+    command: Any = tyro.extras.subcommand_cli_from_dict(
+        choices, prog="topovq", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,)
+    )
+    try:
+        command()
+    except Interrupted as stopped:
+        print(f"topovq: {stopped}", file=sys.stderr)
+        sys.exit(stopped.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra) as error:
+        print(f"topovq: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, CheckpointError) as error:
+        print(f"topovq: {error}", file=sys.stderr)
+        sys.exit(1)

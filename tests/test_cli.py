@@ -1,0 +1,140 @@
+"""The command line as a user meets it: real processes, in a temporary folder, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from topovq.cli import main, parse_options
+
+
+def topovq(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "topovq", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+TRAIN = shlex.split(
+    "train photos --out runs/a --steps 6 --batch-size 8 --seed 5 --device cpu --validate-every 3 --checkpoint-every 3 "
+    "--model-options hidden=16 --codebook-size 64 --code-dim 8 --quantizer-options neighborhood=gaussian tau=0.2"
+)
+
+
+def test_train_info_encode_decode_evaluate(tmp_path: Path) -> None:
+    trained = topovq(tmp_path, *TRAIN)
+    assert trained.returncode == 0, trained.stderr
+    assert "best validation loss" in trained.stdout
+
+    shown = topovq(tmp_path, "info", "runs/a")
+    assert shown.returncode == 0, shown.stderr
+    facts = json.loads(shown.stdout)
+    assert (facts["finished"], facts["step"], facts["tokens_per_image"]) == (True, 6, [[8, 8]])
+    assert facts["config"]["quantizer_options"] == {"neighborhood": "gaussian", "tau": 0.2}
+
+    (tmp_path / "pictures").mkdir()
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
+    encoded = topovq(tmp_path, "encode", "runs/a", "pictures", "-o", "tokens.parquet", "--device", "cpu")
+    assert encoded.returncode == 0, encoded.stderr
+    assert "3 images encoded to tokens.parquet" in encoded.stdout
+
+    decoded = topovq(tmp_path, "decode", "runs/a", "tokens.parquet", "-o", "decoded", "--device", "cpu")
+    assert decoded.returncode == 0, decoded.stderr
+    assert sorted(path.name for path in (tmp_path / "decoded").iterdir()) == ["0.png", "1.png", "2.png"]
+    assert Image.open(tmp_path / "decoded" / "0.png").size == (32, 32)
+
+    evaluated = topovq(tmp_path, "evaluate", "runs/a", "--device", "cpu")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(evaluated.stdout)["loss"] == pytest.approx(facts["validation"]["loss"], rel=1e-5)
+
+    again = topovq(tmp_path, *TRAIN)
+    assert again.returncode == 2
+    assert "already holds a run; add --resume" in again.stderr
+    resumed = topovq(tmp_path, *TRAIN, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def run_main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, in this process."""
+    code = 0
+    try:
+        main(arguments)
+    except SystemExit as exit:
+        code = int(exit.code or 0)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "encode", "decode", "info", "data", "demo"])
+def test_help_is_there(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run_main(capsys, command, "--help")
+    assert code == 0
+    assert f"topovq {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "fotos"], "did you mean 'photos'?"),
+        (["train", "photos", "--model", "vqvea"], "did you mean 'vqvae'?"),
+        (["train", "photos", "--quantizer", "kohonnen"], "valid: kohonen, ema, gradient"),
+        (["train", "photos", "--quantizer-options", "tua=1"], "did you mean 'tau'?"),
+        (["train", "photos", "--device", "tpu"], "use auto, cpu, cuda or cuda:N"),
+        (["train", "photos", "--steps", "0"], "steps=0 must be a whole number of at least 1"),
+        (["info", "missing"], "there is no run at missing"),
+        (["data", "cifar"], "did you mean 'cifar10'?"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_would_be_right(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_main(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("topovq: ")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_option_or_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(capsys, "train", "--stepz", "3")[0] == 2
+    code, out, err = run_main(capsys, "trian")
+    assert code == 2
+    assert "train" in out + err
+
+
+def test_data_lists_the_names_and_describes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_main(capsys, "data")
+    assert code == 0
+    assert {"photos", "cifar10", "folder", "shards", "imagenet", "faces"} <= set(out.split())
+    code, out, _ = run_main(capsys, "data", "photos")
+    assert code == 0
+    assert json.loads(out)["name"] == "photos"
+
+
+def test_options_are_json_where_they_can_be() -> None:
+    words = ["tau=0.01", "grid=[4, 8]", "neighborhood=hard", "rotation_trick=true", "name=a=b"]
+    assert parse_options(words) == {
+        "tau": 0.01,
+        "grid": [4, 8],
+        "neighborhood": "hard",
+        "rotation_trick": True,
+        "name": "a=b",
+    }
+    with pytest.raises(ValueError, match="'tau' is not of the form KEY=VALUE"):
+        parse_options(["tau"])
