@@ -100,7 +100,7 @@ class Quantizer(nn.Module):
         else:
             parts += [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, frozen) for h in range(self.heads)]
         stack = 0 if len(parts) == 1 else 1
-        q = torch.stack([p.quantized for p in parts], stack).reshape(*shape, -1)
+        q = torch.stack([p.quantized for p in parts], stack).reshape(*shape, self.heads * self.codebook_dim)
         indices = torch.stack([p.indices for p in parts], stack).reshape(*shape, self.heads)
         loss = torch.stack([p.loss for p in parts]).mean()
 

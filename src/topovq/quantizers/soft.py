@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from topovq.codebook import Codebook
 from topovq.neighborhood import Schedule
@@ -53,29 +52,71 @@ class SoftKohonenVQ(KohonenVQ):
             learns = not frozen and not _in_backward()
             if learns and not book.is_initialized:
                 book.initialize(x_ND.detach(), valid_N)
-            x_safe = torch.where(valid_N[:, None], x_ND.float(), 0)
-            codes_KD = book.codes.clone()  # what the backward pass differentiates at, whatever the update does
             scale = 1 / (self.temperature(book.step) * self.codebook_dim)
             index_N = book.search(x_ND)
-            rows = max(1, SCORES // book.size)
-            mixed = []
-            sums_KD, counts_K = torch.zeros_like(codes_KD), torch.zeros_like(book.hits)
-            for first in range(0, max(1, len(x_safe)), rows):
-                x = x_safe[first : first + rows]
-                q, y_NK = checkpoint(_soft_codes, x, codes_KD, scale.to(x.dtype), use_reentrant=False)
-                mixed.append(q)
-                y_NK = y_NK.detach() * valid_N[first : first + rows, None]
-                sums_KD = sums_KD + y_NK.T @ x.detach()
-                counts_K = counts_K + y_NK.sum(0)
-            q_ND = torch.cat(mixed)
+            x_safe = torch.where(valid_N[:, None], x_ND.to(book.codes.dtype), 0)
+            q_ND, sums_KD, counts_K = _Mixture.apply(
+                x_safe, _snapshot(book.codes), _snapshot(scale).to(x_safe.dtype), valid_N
+            )
             loss = self._loss(book, x_ND, q_ND, index_N, valid_N, learns)
             if learns:
                 book.learn_from_stats(sums_KD, counts_K, (~finite_N).sum())
         return Quantized(q_ND.to(x_ND.dtype), index_N, loss)
 
 
-def _soft_codes(x_ND: Tensor, codes_KD: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum_k y_k w_k [N, D], y [N, K]); |x|^2 is the same for all codes and drops out of the softmax."""
-    distance_NK = codes_KD.square().sum(1) - 2 * (x_ND @ codes_KD.T)
-    y_NK = torch.softmax(-distance_NK * scale, 1)
-    return y_NK @ codes_KD, y_NK
+@torch.library.custom_op("topovq::snapshot", mutates_args=())
+def _snapshot(tensor: Tensor) -> Tensor:
+    """A copy for the backward pass, which differentiates at these values whatever the update makes of them.
+
+    An operation of its own, because a compiler takes a plain clone away and reads the updated buffer instead.
+    """
+    return tensor.clone()
+
+
+@_snapshot.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor)
+
+
+class _Mixture(torch.autograd.Function):
+    """(q = sum_k y_k w_k [N, D], S = Y^T x [K, D], c = Y^T 1 [K]) with y = softmax(-|x - w|^2 scale), block by block.
+
+    Only q has a gradient, to x: with g its gradient, ds_k = y_k (g.w_k - g.q), and dx = 2 scale sum_k ds_k w_k.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, codes_KD: Tensor, scale: Tensor, valid_N: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q_ND = torch.empty_like(x_ND)
+        sums_KD, counts_K = torch.zeros_like(codes_KD), torch.zeros_like(codes_KD[:, 0])
+        for rows in _blocks(x_ND, codes_KD):
+            y_NK = _softmax(x_ND[rows], codes_KD, scale)
+            q_ND[rows] = y_NK @ codes_KD
+            y_NK = y_NK * valid_N[rows, None]
+            sums_KD += y_NK.T @ x_ND[rows]
+            counts_K += y_NK.sum(0)
+        ctx.save_for_backward(x_ND, codes_KD, scale)
+        ctx.mark_non_differentiable(sums_KD, counts_K)
+        return q_ND, sums_KD, counts_K
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
+        x_ND, codes_KD, scale = ctx.saved_tensors
+        out_ND = torch.empty_like(x_ND)
+        for rows in _blocks(x_ND, codes_KD):
+            y_NK = _softmax(x_ND[rows], codes_KD, scale)
+            along_NK = grad_ND[rows] @ codes_KD.T
+            slope_NK = y_NK * (along_NK - (y_NK * along_NK).sum(1, keepdim=True))
+            out_ND[rows] = 2 * scale * (slope_NK @ codes_KD)
+        return out_ND, None, None, None
+
+
+def _blocks(x_ND: Tensor, codes_KD: Tensor) -> list[slice]:
+    rows = max(1, SCORES // codes_KD.shape[0])
+    return [slice(first, first + rows) for first in range(0, x_ND.shape[0], rows)]
+
+
+def _softmax(x_ND: Tensor, codes_KD: Tensor, scale: Tensor) -> Tensor:
+    """y [N, K]; |x|^2 is the same for all codes and drops out."""
+    return torch.softmax((2 * (x_ND @ codes_KD.T) - codes_KD.square().sum(1)) * scale, 1)

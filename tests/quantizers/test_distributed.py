@@ -1,0 +1,73 @@
+"""Two real processes with half the batch each end where one process with the whole batch ends."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from topovq import KohonenVQ
+
+WORKER = """
+import os, sys
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from topovq import KohonenVQ
+
+options, folder, compiled = eval(sys.argv[1]), sys.argv[2], sys.argv[3] == "compiled"
+torch.manual_seed(0)
+vq = KohonenVQ(8, 64, **options)  # built before the group exists
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+forward = torch.compile(vq, fullgraph=True, backend="aot_eager") if compiled else vq
+data = torch.load(os.path.join(folder, "data.pt"), weights_only=True)
+for step, x in enumerate(data):
+    half = x[:60] if rank == 0 else x[60:]
+    # At step 2 the second process has nothing to say: everything it holds is masked.
+    mask = torch.full((60,), not (step == 2 and rank == 1))
+    forward(half, mask=mask)
+state = {name: value.contiguous() for name, value in vq.state_dict().items()}
+save_file(state, os.path.join(folder, f"rank{rank}.safetensors"))
+dist.destroy_process_group()
+"""
+
+
+def run_two(tmp_path, options, mode="eager"):
+    torch.manual_seed(1)
+    data = torch.randn(5, 120, 8)
+    torch.save(data, tmp_path / "data.pt")
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker)]
+    done = subprocess.run(
+        [*command, repr(options), str(tmp_path), mode], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return data, load_file(tmp_path / "rank0.safetensors"), load_file(tmp_path / "rank1.safetensors")
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_two_processes_equal_one(tmp_path, mode):
+    data, first, second = run_two(tmp_path, {}, mode)
+    torch.manual_seed(0)
+    vq = KohonenVQ(8, 64)
+    for step, x in enumerate(data):
+        vq(x[:60] if step == 2 else x)
+    for name, value in vq.state_dict().items():
+        assert torch.equal(first[name], second[name]), name
+        assert torch.allclose(first[name], value, atol=1e-6), name
+
+
+def test_initialization_and_revival_agree_on_both_ranks(tmp_path):
+    _, first, second = run_two(tmp_path, {"kmeans_init": True, "threshold_ema_dead_code": 0.3})
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_unsynchronized_codebooks_stay_apart(tmp_path):
+    _, first, second = run_two(tmp_path, {"sync_codebook": False})
+    assert not torch.equal(first["codebooks.0.codes"], second["codebooks.0.codes"])

@@ -1,0 +1,137 @@
+"""GradientVQ and its SOM-VAE form, the differentiable KSOM, ResidualVQ."""
+
+import pytest
+import torch
+
+from topovq import GradientVQ, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
+
+
+def test_gradient_losses_by_hand():
+    """Codes -1, 0, 1 on a line; x = 0.5 chooses 0 (a tie with 1: the lower index wins) and x = 2 chooses 1."""
+    vq = GradientVQ(1, 3, codebook_weight=1.0, commitment_weight=0.25)
+    vq.codebook = torch.tensor([[-1.0], [0.0], [1.0]])
+    _, indices, loss = vq(torch.tensor([[0.5], [2.0]]))
+    assert indices.tolist() == [1, 2]
+    assert loss.item() == pytest.approx(1.25 * (0.25 + 1) / 2)
+    loss.backward()
+    # d/dw of mean (w - x)^2: (2 * (0 - 0.5)) / 2 and (2 * (1 - 2)) / 2; the commitment term does not reach the codes
+    assert vq.codebook.grad.flatten().tolist() == pytest.approx([0, -0.5, -1])
+
+
+@pytest.mark.parametrize(("target", "expected"), [("input", (2.25 + 0.25 + 4) / 2), ("winner", (1 + 1 + 1) / 2)])
+def test_som_vae_neighbor_term_by_hand(target, expected):
+    """On the line, 0 has neighbors -1 and 1, and 1 has 0.
+
+    input:  |-1 - 0.5|^2 + |1 - 0.5|^2 for x = 0.5, |0 - 2|^2 for x = 2.  winner: |-1 - 0|^2 + |1 - 0|^2, |0 - 1|^2.
+    """
+    options = {"neighborhood": "hard", "grid": 3, "neighbor_target": target, "commitment_weight": 0.0}
+    with_neighbors = GradientVQ(1, 3, **options, neighbor_weight=1.0)
+    without = GradientVQ(1, 3, **options, neighbor_weight=0.0)
+    for vq in (with_neighbors, without):
+        vq.codebook = torch.tensor([[-1.0], [0.0], [1.0]])
+    x = torch.tensor([[0.5], [2.0]])
+    assert (with_neighbors(x).loss - without(x).loss).item() == pytest.approx(expected)
+
+
+def test_neighbor_term_equals_the_sum_written_out():
+    torch.manual_seed(0)
+    vq = GradientVQ(4, 12, neighborhood="gaussian", grid=(3, 4), commitment_weight=0.0, codebook_weight=0.0)
+    x = torch.randn(50, 4)
+    _, indices, loss = vq(x)
+    loss.backward()
+    codes = vq.codebook.detach().clone().requires_grad_()
+    weights = (vq.neighborhood.matrix(0).float() - torch.eye(12))[indices]
+    written_out = (weights * ((codes[None] - x[:, None]) ** 2).sum(-1)).sum() / x.numel()
+    written_out.backward()
+    assert loss.item() == pytest.approx(written_out.item(), rel=1e-5)
+    assert torch.allclose(vq.codebook.grad, codes.grad, atol=1e-6)
+
+
+def test_gradient_codes_follow_an_optimizer():
+    torch.manual_seed(0)
+    vq = GradientVQ(2, 4)
+    x = torch.randn(200, 2) + 3
+    optimizer = torch.optim.AdamW(vq.parameters(), lr=0.1)
+    first = vq(x).loss.item()
+    for _ in range(100):
+        optimizer.zero_grad()
+        vq(x).loss.backward()
+        optimizer.step()
+    assert vq(x).loss.item() < first / 4
+    assert vq.usage.item() > 0
+
+
+def test_learnable_codebook_is_gradient_vq():
+    torch.manual_seed(0)
+    one = KohonenVQ(4, 16, learnable_codebook=True, ema_update=False, neighborhood="none", commitment_weight=0.25)
+    two = GradientVQ(4, 16)
+    two.load_state_dict(one.state_dict())
+    x = torch.randn(30, 4)
+    assert torch.equal(one(x).loss, two(x).loss)
+
+
+def test_soft_output_by_hand_and_hard_in_evaluation():
+    """Codes 0 and 1 (d = 1), T = 1, x = 0: y = softmax(0, -1), the output y_2 = 1 / (1 + e)."""
+    vq = SoftKohonenVQ(
+        1, 2, grid=2, neighborhood="none", temperature=Schedule.harmonic(0.0), decay=0.5, update_empty=False
+    )
+    vq.codebook = torch.tensor([[0.0], [1.0]])
+    share = 1 / (1 + torch.e)
+    quantized, indices, _ = vq(torch.tensor([[0.0]]))
+    assert quantized.item() == pytest.approx(share)
+    assert indices.item() == 0
+    # m = (0 + 0, 1 + 0) / 2 and N = (1 + y_1, 1 + y_2) / 2
+    assert vq.codebook.flatten().tolist() == pytest.approx([0, 1 / (1 + share)])
+    vq.eval()
+    assert vq(torch.tensor([[0.0]])).quantized.item() == 0
+
+
+def test_soft_gradient_goes_through_the_softmax_and_in_chunks(monkeypatch):
+    from topovq.quantizers import soft
+
+    def gradient():
+        torch.manual_seed(0)
+        vq = SoftKohonenVQ(4, 16)
+        x = torch.randn(50, 4, requires_grad=True)
+        quantized, _, loss = vq(x)
+        (quantized.square().sum() + loss).backward()
+        return x.grad, vq.codebook
+
+    whole, codes = gradient()
+    monkeypatch.setattr(soft, "SCORES", 16 * 7)
+    in_chunks, codes_in_chunks = gradient()
+    assert torch.allclose(whole, in_chunks, atol=1e-5)
+    assert torch.allclose(codes, codes_in_chunks, atol=1e-5)
+
+
+def test_residual_reduces_the_error_layer_by_layer():
+    torch.manual_seed(0)
+    x = torch.randn(500, 4)
+    errors = []
+    for depth in (1, 2, 4):
+        torch.manual_seed(1)
+        vq = ResidualVQ(4, 16, num_quantizers=depth, neighborhood="hard")
+        for _ in range(60):
+            vq(x)
+        quantized, indices, _ = vq.eval()(x)
+        assert indices.shape == (500, depth)
+        assert torch.equal(vq.get_output_from_indices(indices), quantized)
+        assert torch.allclose(vq.get_codes_from_indices(indices).sum(0), quantized, atol=1e-5)
+        errors.append((x - quantized).square().mean().item())
+    assert errors[0] > 1.5 * errors[1] > 3 * errors[2]
+
+
+def test_residual_masks_layouts_and_gradient():
+    torch.manual_seed(0)
+    vq = ResidualVQ(4, 16, num_quantizers=3, accept_image_fmap=True)
+    x = torch.randn(2, 4, 3, 3, requires_grad=True)
+    mask = torch.rand(2, 3, 3) > 0.5
+    quantized, indices, loss = vq(x, mask=mask)
+    assert quantized.shape == x.shape
+    assert (indices[~mask] == -1).all()
+    (quantized.sum() + loss).backward()
+    assert x.grad.isfinite().all()
+    gradient = GradientVQ(4, 16)
+    assert isinstance(ResidualVQ(4, 16, 2, quantizer="gradient").quantizers[0], type(gradient))
+    with pytest.raises(ValueError, match=r"'kohonnen'.*'kohonen'"):
+        ResidualVQ(4, 16, 2, quantizer="kohonnen")

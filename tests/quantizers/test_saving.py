@@ -1,0 +1,60 @@
+"""save_pretrained and from_pretrained: the same layer back, in a file without pickle."""
+
+import json
+
+import pytest
+import torch
+
+from topovq import GradientVQ, Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
+
+LAYERS = {
+    "grid": lambda: KohonenVQ(4, 24, grid=Grid((4, 6), topology="hexagonal", wrap=(True, False)), tau=0.5),
+    "tuple": lambda: KohonenVQ(4, 24, grid=(4, 6), codebook_dim=3, heads=2, separate_codebook_per_head=True),
+    "schedule": lambda: KohonenVQ(4, 16, neighborhood="gaussian", schedule=Schedule.exponential(3, 0.3, 100)),
+    "kmeans": lambda: KohonenVQ(4, 16, kmeans_init=True),
+    "gradient": lambda: GradientVQ(4, 16, neighborhood="hard", neighbor_weight=0.1, tau=0.2),
+    "soft": lambda: SoftKohonenVQ(4, 16, temperature=Schedule.linear(1, 0.1, 50), grid=Grid(16)),
+    "residual": lambda: ResidualVQ(4, 16, num_quantizers=2, neighborhood="hard", grid=(2, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_round_trip(tmp_path, name):
+    torch.manual_seed(0)
+    layer = LAYERS[name]()
+    for _ in range(3):
+        layer(torch.randn(40, 4))
+    layer.save_pretrained(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} <= {"config.json", "model.safetensors", "README.md"}
+    loaded = type(layer).from_pretrained(tmp_path)
+    assert not loaded.training
+    assert loaded.grid == layer.grid
+    for key, value in layer.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value), key
+    # Learning goes on from where it was: step, schedule and statistics are all there.
+    layer.train()
+    loaded.train()
+    x = torch.randn(40, 4)
+    assert torch.equal(layer(x).indices, loaded(x).indices)
+    assert torch.equal(layer.codebook, loaded.codebook)
+
+
+def test_schedule_and_grid_are_readable_in_the_config(tmp_path):
+    LAYERS["schedule"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert {k: v for k, v in config["schedule"].items() if v is not None} == {
+        "kind": "exponential", "start": 3, "end": 0.3, "steps": 100,
+    }  # fmt: skip
+
+
+def test_a_folder_without_weights_says_so(tmp_path):
+    LAYERS["tuple"]().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors in"):
+        KohonenVQ.from_pretrained(tmp_path)
+
+
+def test_a_state_that_does_not_fit_is_refused(tmp_path):
+    LAYERS["tuple"]().save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="codes"):
+        KohonenVQ.from_pretrained(tmp_path, codebook_size=12, grid=(3, 4))
