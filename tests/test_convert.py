@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
-from vector_quantize_pytorch import HierarchicalVQ, RandomProjectionQuantizer, VectorQuantize
+from vector_quantize_pytorch import GroupedResidualVQ, HierarchicalVQ, RandomProjectionQuantizer, VectorQuantize
 from vector_quantize_pytorch import ResidualVQ as PeerResidualVQ
 
 from topovq import KohonenVQ
@@ -346,6 +346,17 @@ def test_inside_residual_vq(projected):
     peer.train()
     peer(x, rand_quantize_dropout_fixed_seed=3)
     assert not torch.equal(peer.codebooks[0], before[0])
+
+
+def test_inside_grouped_residual_vq():
+    torch.manual_seed(0)
+    peer = GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=SIZE).eval()
+    x = torch.randn(2, 10, 8)
+    quantized, indices, _ = peer(x)
+    assert replace_quantizers(peer) == [f"rvqs.{group}.layers.{layer}" for group in (0, 1) for layer in (0, 1)]
+    ours = peer(x)
+    assert torch.equal(ours[1], indices)
+    torch.testing.assert_close(ours[0], quantized)
 
 
 def test_inside_hierarchical_vq():
