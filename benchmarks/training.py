@@ -28,7 +28,7 @@ from topovq.training import TrainConfig, World
 from topovq.training.distributed import pick_device
 from topovq.training.feed import open_feed
 from topovq.training.record import environment
-from topovq.training.step import TrainStep, make_optimizer
+from topovq.training.step import TrainStep, fastest_convolutions, make_optimizer
 
 LOG_EVERY = 100
 PAPER = {"hidden": 128}
@@ -92,9 +92,10 @@ def measure(
     model.train()
     assert config.learning_rate is not None
     assert config.batch_size is not None
-    optimizer = make_optimizer(model, config.learning_rate, 0.0, device)
+    optimizer = make_optimizer(model, config.learning_rate, 0.0, device, compile=compile)
     feed = open_feed(source, config.batch_size, 0, 0, world)
-    step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph and cuda)
+    pixels = config.batch_size * source.size**2
+    step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph and cuda, pixels=pixels)
     for _ in range(5):
         step()
     if cuda:
@@ -146,7 +147,8 @@ def main() -> None:
             ways = arguments.ways if label == "kohonen hard" else [w for w in arguments.ways if "graph" in w]
             for way in ways if label in arguments.quantizers else []:
                 config = TrainConfig(model=case["model"], model_options=PAPER, **options).resolve(device.type)
-                figures = measure(source, config, WAYS[way], steps, device)
+                with fastest_convolutions():
+                    figures = measure(source, config, WAYS[way], steps, device)
                 rows.append({"case": name, "quantizer": label, "way": way, **figures})
                 print(f"{name}, {label}, {way}: {figures['ms']:.3f} ms, {figures['peak_mib']:,.0f} MiB", flush=True)
                 torch.compiler.reset()

@@ -56,12 +56,6 @@ def test_train_info_encode_decode_evaluate(tmp_path: Path) -> None:
     assert evaluated.returncode == 0, evaluated.stderr
     assert json.loads(evaluated.stdout)["loss"] == pytest.approx(facts["validation"]["loss"], rel=1e-5)
 
-    again = topovq(tmp_path, *TRAIN)
-    assert again.returncode == 2
-    assert "already holds a run; add --resume" in again.stderr
-    resumed = topovq(tmp_path, *TRAIN, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-
 
 def run_main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command, in this process."""
@@ -109,6 +103,21 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(
     assert err.count("\n") == 1
     assert out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_command_again_is_refused_and_with_resume_does_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_main(capsys, *TRAIN)[0] == 0
+    record = Path("runs/a/record.jsonl").read_bytes()
+    code, _, err = run_main(capsys, *TRAIN)
+    assert code == 2
+    assert "already holds a run; add --resume" in err
+    code, out, _ = run_main(capsys, *TRAIN, "--resume")
+    assert code == 0
+    assert "best validation loss" in out
+    assert Path("runs/a/record.jsonl").read_bytes() == record
 
 
 def test_an_unknown_option_or_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

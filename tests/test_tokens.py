@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 
@@ -160,3 +161,21 @@ def test_what_cannot_be_read_is_said(run: tuple[Path, Tokenizer], pictures: Path
         writer.write(["a"], [torch.full((1, *shape), 16) for shape in model.token_shapes])
     with pytest.raises(ValueError, match="tokens from 16 to 16; the model's codes are 0 to 15"):
         decode(folder, tmp_path / "big.npz", tmp_path / "out", device="cpu")
+
+
+def test_many_images_need_no_more_memory_than_a_few_batches(tmp_path: Path, run_with_gauge) -> None:
+    VQVAE(**{**SMALL, "image_size": 128}).save_pretrained(tmp_path / "run")
+    (tmp_path / "many").mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / "one.png")
+    for i in range(1500):
+        os.link(tmp_path / "one.png", tmp_path / "many" / f"{i}.png")
+    # As pixels the images are 74 MB, as a batch 0.8 MB.
+    run_with_gauge(f"""
+        from topovq.tokens import encode
+        folder = {str(tmp_path)!r}
+        options = dict(batch_size=16, device="cpu", workers=0)
+        encode(folder + "/run", folder + "/one.png", folder + "/warm.npz", **options)
+        start_gauge()
+        assert encode(folder + "/run", folder + "/many", folder + "/many.npz", **options).images == 1500
+        assert growth() < 25, growth()
+    """)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,10 @@ class Train(TrainConfig):
 
     def __call__(self) -> None:
         result = train(self)
-        say(f"best validation loss {result.best_loss:.5f} in {result.seconds:,.0f} s; the run is in {result.folder}")
+        if leads():
+            say(
+                f"best validation loss {result.best_loss:.5f} in {result.seconds:,.0f} s; the run is in {result.folder}"
+            )
 
 
 @dataclass
@@ -96,7 +100,9 @@ class Evaluate:
     device: str = "auto"
 
     def __call__(self) -> None:
-        print(json.dumps(evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device), indent=2))
+        figures = evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device)
+        if leads():
+            print(json.dumps(figures, indent=2))
 
 
 @dataclass
@@ -189,6 +195,11 @@ class Demo:
 
 
 COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo)
+
+
+def leads() -> bool:
+    """Whether this is the process that speaks for all that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str) -> None:

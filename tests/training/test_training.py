@@ -76,6 +76,11 @@ def test_training_learns(tmp_path: Path) -> None:
     assert result.validation["loss"] == curve[200]
 
 
+def test_a_compiled_run_learns_the_same(whole: Path, tmp_path: Path) -> None:
+    train(tiny_config(tmp_path / "run", compile=True), source=TinySource(), quiet=True)
+    assert list(losses(tmp_path / "run").values()) == pytest.approx(list(losses(whole).values()), rel=1e-3)
+
+
 def test_the_seed_decides_the_run(whole: Path, tmp_path: Path) -> None:
     train(tiny_config(tmp_path / "same"), source=TinySource(), quiet=True)
     assert losses(tmp_path / "same") == losses(whole)

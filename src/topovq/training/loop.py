@@ -27,7 +27,7 @@ from topovq.training.interrupt import Interrupted, StopRequest
 from topovq.training.record import RECORD_FILE, Record, environment, read_record
 from topovq.training.report import Logger, Reporter, TensorBoard, WeightsAndBiases
 from topovq.training.sources import open_data
-from topovq.training.step import Reading, TrainStep, make_optimizer
+from topovq.training.step import Reading, TrainStep, fastest_convolutions, make_optimizer
 
 MAY_DIFFER = ("steps", "out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
 
@@ -110,7 +110,9 @@ class _Run:
         model = config.build_model(source.size, source.mean, source.std)
         self.model: Tokenizer = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
-        self.optimizer = make_optimizer(self.model, config.learning_rate, config.weight_decay, world.device)
+        self.optimizer = make_optimizer(
+            self.model, config.learning_rate, config.weight_decay, world.device, compile=bool(config.compile)
+        )
         self.step, self.seconds, self.best = 0, 0.0, float("inf")
         self.validation: dict[str, float] = {}
         self.skipped = 0.0
@@ -126,11 +128,12 @@ class _Run:
             clip=self.config.clip,
             bf16=self.config.precision == "bf16",
             compile=bool(self.config.compile),
+            pixels=self.batch_size // self.world.size * self.source.size**2,
         )
-        title = f"{self.config.quantizer} on {self.source.name}"
+        title = self.config.quantizer
         reporter = Reporter(title, self.config.steps, self.step, self.batch_size, self._loggers(), self.quiet)
         reporter.skipped = self.skipped  # what was warned of before is not news
-        with reporter, StopRequest() as stop:
+        with reporter, StopRequest() as stop, fastest_convolutions():
             if self.step:
                 reporter.say(f"continuing {self.folder} at step {self.step:,}")
             self._loop(take_step, reporter, stop)
@@ -197,7 +200,9 @@ class _Run:
 
     def _load(self, checkpoint: Path) -> None:
         state = load_checkpoint(checkpoint, self.model, self.world.device)
-        self.optimizer.load_state_dict(state["optimizer"])
+        # The groups hold how the optimizer is run (fused, on which device), which may differ now.
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
         self.validation, self.skipped = state["validation"], state["skipped"]
         if len(state["rng"]) == self.world.size:  # another number of processes has no generator state of its own
@@ -210,7 +215,7 @@ class _Run:
         rng = self.world.gather(torch.get_rng_state())
         cuda_rng = self.world.gather(torch.cuda.get_rng_state(self.world.device)) if cuda else []
         state = {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
             "rng": rng,
             "cuda_rng": cuda_rng,
             "seconds": self.seconds,

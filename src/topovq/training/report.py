@@ -64,10 +64,9 @@ class Reporter:
         self.live = self.console.is_terminal and not quiet
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=10 if self.console.width < 110 else None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
-            TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=True, compact=True),
             console=self.console,
             disable=not self.live,
@@ -98,8 +97,7 @@ class Reporter:
         self.bar.update(
             self.task,
             completed=step,
-            figures=f"loss {figures['loss']:.4f} · perplexity {figures['perplexity']:.0f} · "
-            f"usage {figures['usage']:.0%} · {self.speed:,.0f} images/s",
+            figures=self._figures(figures),
         )
         if not math.isfinite(figures["loss"]) and not self.warned_nan:
             self.warned_nan = True
@@ -114,6 +112,12 @@ class Reporter:
             self.skipped = figures["skipped"]
         shown = {f"train/{name}": value for name, value in figures.items() if name != "steps"}
         self._log(step, {**shown, "train/images_per_second": self.speed})
+
+    def _figures(self, figures: dict[str, float]) -> str:
+        loss, perplexity, usage = (figures[name] for name in ("loss", "perplexity", "usage"))
+        if self.console.width < 110:
+            return f"loss {loss:.4f} perp {perplexity:.0f} use {usage:.0%} {self.speed:.0f} img/s"
+        return f"loss {loss:.4f} · perplexity {perplexity:.0f} · usage {usage:.0%} · {self.speed:,.0f} images/s"
 
     def validation(self, step: int, figures: dict[str, float]) -> None:
         self.say(

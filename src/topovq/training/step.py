@@ -5,10 +5,12 @@ Nothing here waits for the device. Losses are added up on the device; `read` sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
+import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,14 +19,33 @@ from topovq.training.distributed import World
 from topovq.training.feed import Feed
 
 WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
+LARGE = 2**20  # pixels of a batch from which on its activations are what fills the memory
+SHARE = 0.85  # of the activations that a compiled step then keeps; what is cheap to compute again goes first
 
 
 def make_optimizer(
-    model: nn.Module, learning_rate: float, weight_decay: float, device: torch.device
+    model: nn.Module, learning_rate: float, weight_decay: float, device: torch.device, *, compile: bool = False
 ) -> torch.optim.AdamW:
-    cuda = device.type == "cuda"
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(parameters, learning_rate, weight_decay=weight_decay, fused=True, capturable=cuda)
+    """AdamW as one kernel: torch's own, or (`compile`) what the compiled step makes of it and of the clipping."""
+    return torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        learning_rate,
+        weight_decay=weight_decay,
+        capturable=device.type == "cuda",
+        foreach=True if compile else None,
+        fused=not compile,
+    )
+
+
+@contextlib.contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Within, cuDNN tries its kernels on each new shape and keeps the fastest: shapes in training hardly change."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class TrainStep:
@@ -41,13 +62,20 @@ class TrainStep:
         bf16: bool = False,
         compile: bool = False,
         graph: bool | None = None,
+        pixels: int = 0,
     ) -> None:
+        """`pixels` is how many a batch has on this device; `graph` is decided by the device if not given."""
         self.model, self.optimizer, self.feed, self.world = model, optimizer, feed, world
         self.clip, self.bf16 = clip, bf16
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         # DDP hooks into the backward pass from the host, so several processes run without the graph.
         self.graphed = world.device.type == "cuda" and world.size == 1 if graph is None else graph
-        network: nn.Module = cast(nn.Module, torch.compile(model)) if compile else model
+        network: nn.Module = _Losses(model)
+        self.update: Callable[[Tensor, Tensor, Tensor], None] = self._update
+        self.share = SHARE if pixels > LARGE else 1.0
+        if compile:
+            network = cast(nn.Module, torch.compile(network))
+            self.update = torch.compile(self._update)
         # The quantizers synchronize their own statistics; a broadcast would overwrite them with rank 0's share.
         self.forward: Callable[[Tensor], Any] = (
             DistributedDataParallel(network, broadcast_buffers=False) if world.size > 1 else network
@@ -61,20 +89,27 @@ class TrainStep:
         self.feed.prepare()
         if self.captured is not None:
             self.captured.replay()
-        elif self.graphed:
-            self._step_aside()
         else:
-            self._step()
+            with functorch_config.patch(activation_memory_budget=self.share):  # read when the step is compiled
+                if self.graphed:
+                    self._step_aside()
+                else:
+                    self._step()
         self.done += 1
 
     def _step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
-            output = self.forward(self.feed.batch())
-        output.loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            loss, reconstruction_loss = self.forward(self.feed.batch())
+        loss.backward()
+        # Outside of what is compiled: torch has one kernel for all norms, the compiler makes one for each.
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        self.update(norm, loss.detach(), reconstruction_loss.detach())
+
+    def _update(self, norm: Tensor, loss: Tensor, reconstruction_loss: Tensor) -> None:
+        nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
         self.optimizer.step()
-        self.sums_3 += torch.stack([output.loss.detach(), output.reconstruction_loss.detach(), self.one])
+        self.sums_3 += torch.stack([loss, reconstruction_loss, self.one])
 
     def _step_aside(self) -> None:
         """A step on a side stream, as capture wants it; the last of them also captures (which runs nothing)."""
@@ -98,6 +133,18 @@ class TrainStep:
         reading = Reading(torch.cat([self.sums_3, *figures]))
         self.sums_3.zero_()
         return reading
+
+
+class _Losses(nn.Module):
+    """The model with nothing but its losses as output, so that nothing else outlives the forward pass."""
+
+    def __init__(self, model: Tokenizer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.model(x_BCHW)
+        return output.loss, output.reconstruction_loss
 
 
 class Reading:

@@ -1,0 +1,65 @@
+"""What only a CUDA device can show: the graph does what the eager step does, and feeds give the batches they should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import TinySource, tiny_config
+from torch import Tensor
+
+from topovq.training import World, read_record, train
+from topovq.training.feed import AHEAD, CudaFeed, ResidentFeed, open_feed
+from topovq.training.step import TrainStep, make_optimizer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Streamed(TinySource):
+    def resident(self) -> Tensor | None:  # type: ignore[override]
+        return None
+
+
+def world() -> World:
+    return World(0, 1, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("source", "kind"), [(TinySource(), ResidentFeed), (Streamed(), CudaFeed)])
+def test_feeds_give_the_batches_of_the_source(source: TinySource, kind: type) -> None:
+    feed = open_feed(source, 8, 3, 5, world())
+    assert isinstance(feed, kind)
+    expected = source.train(8, seed=3, start=5)
+    for _ in range(AHEAD + 3):
+        feed.prepare()
+        assert torch.equal(feed.batch().cpu(), next(expected))
+
+
+@pytest.mark.parametrize("source", [TinySource(), Streamed()])
+@pytest.mark.parametrize("quantizer", ["kohonen", "ema", "gradient"])
+def test_the_graph_does_what_the_eager_step_does(source: TinySource, quantizer: str, tmp_path: Path) -> None:
+    losses = []
+    for graph in (False, True):
+        torch.manual_seed(0)
+        model = tiny_config(tmp_path, quantizer=quantizer).build_model(16, source.mean, source.std).cuda().train()
+        optimizer = make_optimizer(model, 1e-3, 0.0, world().device)
+        step = TrainStep(model, optimizer, open_feed(source, 8, 0, 0, world()), world(), graph=graph)
+        values = []
+        for _ in range(20):
+            step()
+            values.append(step.read().values()["loss"])
+        losses.append(values)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[0][-1] != losses[0][-2]
+
+
+def test_a_compiled_run_stops_resumes_and_validates(tmp_path: Path) -> None:
+    settings = {"device": "cuda", "steps": 24, "batch_size": 8}
+    train(tiny_config(tmp_path / "a", **settings), source=TinySource(), quiet=True)
+    train(tiny_config(tmp_path / "b", **{**settings, "steps": 12}), source=TinySource(), quiet=True)
+    train(tiny_config(tmp_path / "b", **settings, resume=True), source=TinySource(), quiet=True)
+    ours, theirs = (
+        [line["loss"] for line in read_record(tmp_path / run / "record.jsonl") if line["event"] == "validation"]
+        for run in "ab"
+    )
+    assert ours == pytest.approx(theirs, rel=0.02)
