@@ -132,7 +132,7 @@ class Grid:
         Axes that wrap go round, open ones stop at the border; `wrap=True` or `wrap=False` decides for all axes.
         Negative indices (masked tokens) stay as they are.
         """
-        steps = (offset,) * self.ndim if isinstance(offset, int) else tuple(offset)
+        steps = tuple(offset) if isinstance(offset, Iterable) else (offset,) * self.ndim
         if len(steps) != self.ndim or not all(isinstance(s, int) for s in steps):
             raise ValueError(f"offset={offset!r} must be an int or {self.ndim} ints, one per axis of {self.shape}")
         indices = _integers("indices", indices)

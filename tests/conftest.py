@@ -1,0 +1,61 @@
+"""What every test rests on: one thread, repeatable examples, Triton's interpreter where there is no GPU, and gauges."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels read it when they are defined: none is imported yet
+hypothesis.settings.register_profile("topovq", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.load_profile("topovq")
+
+GAUGE = """
+import torch
+torch.set_num_threads(1)
+
+def start_gauge():
+    global floor
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # the peak starts anew from what is held now
+    floor = peak()
+
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+def growth():
+    return peak() - floor
+"""
+
+
+@pytest.fixture(params=range(3))
+def lloyd_step(request):
+    """(vectors, codes among them, those codes after one step of scikit-learn's K-means), float64."""
+    from sklearn.cluster import KMeans
+
+    generator = torch.Generator().manual_seed(request.param)
+    x = torch.randn(300, 4, generator=generator, dtype=torch.float64) + 2
+    codes = x[torch.randperm(300, generator=generator)[:12]]  # codes among the data: no cluster is empty
+    kmeans = KMeans(12, init=codes.numpy(), n_init=1, max_iter=1, algorithm="lloyd").fit(x.numpy())
+    return x, codes, torch.from_numpy(kmeans.cluster_centers_)
+
+
+@pytest.fixture
+def run_with_gauge():
+    """Run Python code in a process of its own; `growth()` there is the peak of resident MiB since `start_gauge()`."""
+    if not os.path.exists("/proc/self/clear_refs"):
+        pytest.skip("peak memory is read from Linux's /proc")
+
+    def run(code: str) -> None:
+        process = subprocess.run(
+            [sys.executable, "-c", GAUGE + textwrap.dedent(code)], capture_output=True, text=True, check=False
+        )
+        assert process.returncode == 0, process.stderr
+
+    return run
