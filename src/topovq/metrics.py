@@ -45,9 +45,7 @@ def topographic_error(x_ND: Tensor, codes_KD: Tensor, grid: Grid) -> Tensor:
     if len(codes_KD) < 2:
         raise ValueError(f"{len(codes_KD)} codes have no second closest one: expected at least 2")
     radius = 1.0 if grid.topology == "hexagonal" else grid.ndim**0.5
-    center_D = codes_KD.mean(
-        0
-    )  # cdist works with squares, whose rounding error grows with the distance from the origin
+    center_D = codes_KD.mean(0)  # cdist works with squares: their rounding grows with the distance from the origin
     apart = []
     for x in x_ND.split(max(1, BLOCK // len(codes_KD))):
         distances = torch.cdist(x - center_D, codes_KD - center_D)
