@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ def join_world(device: str) -> Iterator[World]:
         yield World(rank, size, chosen)
     finally:
         if ours:
+            gc.collect()  # DDP is part of a cycle and holds the group, whose threads must end before the interpreter
             dist.destroy_process_group()
 
 

@@ -136,7 +136,10 @@ class _Run:
         with reporter, StopRequest() as stop, fastest_convolutions():
             if self.step:
                 reporter.say(f"continuing {self.folder} at step {self.step:,}")
-            self._loop(take_step, reporter, stop)
+            try:
+                self._loop(take_step, reporter, stop)
+            finally:
+                take_step.close()
         return self._finish()
 
     def _loop(self, take_step: TrainStep, reporter: Reporter, stop: StopRequest) -> None:

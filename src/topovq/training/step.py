@@ -6,6 +6,7 @@ Nothing here waits for the device. Losses are added up on the device; `read` sta
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -76,10 +77,7 @@ class TrainStep:
         if compile:
             network = cast(nn.Module, torch.compile(network))
             self.update = torch.compile(self._update)
-        # The quantizers synchronize their own statistics; a broadcast would overwrite them with rank 0's share.
-        self.forward: Callable[[Tensor], Any] = (
-            DistributedDataParallel(network, broadcast_buffers=False) if world.size > 1 else network
-        )
+        self.forward: Callable[[Tensor], Any] = _distribute(network) if world.size > 1 else network
         self.sums_3 = torch.zeros(3, device=world.device)  # loss, reconstruction loss, steps
         self.one = torch.ones((), device=world.device)
         self.captured: torch.cuda.CUDAGraph | None = None
@@ -126,6 +124,11 @@ class TrainStep:
                 self._step()
             self.captured = captured
 
+    def close(self) -> None:
+        """Let go of the graph's memory and of DDP, which holds the process group."""
+        self.captured = None
+        self.forward = self.model
+
     def read(self) -> Reading:
         """Start copying this interval's figures to the host and begin a new interval."""
         quantizers = cast(Iterable[Any], self.model.quantizers)
@@ -133,6 +136,14 @@ class TrainStep:
         reading = Reading(torch.cat([self.sums_3, *figures]))
         self.sums_3.zero_()
         return reading
+
+
+def _distribute(network: nn.Module) -> DistributedDataParallel:
+    """DDP that leaves buffers alone: the quantizers synchronize their statistics themselves."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    renamed = "forward_sync_buffers" in known  # what newer versions of torch call it
+    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(network, **options)
 
 
 class _Losses(nn.Module):
