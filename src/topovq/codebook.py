@@ -29,6 +29,7 @@ from topovq import ranks
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest
+from topovq.ops.update import update
 
 COUNT_SMOOTHINGS = ("carried", "copy")
 
@@ -53,6 +54,7 @@ class Codebook(nn.Module):
         neighborhood: Neighborhood,
         *,
         metric: str = "euclidean",
+        precision: str = "exact",
         decay: float = 0.99,
         eps: float = 1e-5,
         count_init: float = 1.0,
@@ -83,6 +85,7 @@ class Codebook(nn.Module):
             raise ValueError(f"kmeans_iters={kmeans_iters!r} must be at least 0 (0 starts from vectors of the data)")
         self.neighborhood = neighborhood
         self.metric = metric
+        self.precision = precision
         self.decay = decay
         self.eps = eps
         self.count_init = count_init
@@ -122,7 +125,7 @@ class Codebook(nn.Module):
 
     def search(self, x_ND: Tensor, codes_KD: Tensor | None = None) -> Tensor:
         """Index int64 [N] of the closest code."""
-        return nearest(x_ND, self.codes if codes_KD is None else codes_KD, self.metric)
+        return nearest(x_ND, self.codes if codes_KD is None else codes_KD, self.metric, self.precision)
 
     @torch.no_grad()
     def set_codes(self, codes_KD: Tensor) -> None:
@@ -139,59 +142,49 @@ class Codebook(nn.Module):
     # Learning
 
     @torch.no_grad()
-    def learn(self, x_ND: Tensor, index_N: Tensor, skipped: Tensor) -> None:
-        """One update from vectors and the codes they chose (-1: left out) over all ranks.
+    def learn(self, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
+        """One update from this rank's sums and counts of the vectors that chose each code, over all ranks.
 
         Where no rank has a vector to learn from, nothing changes. `skipped` is the number of vectors that were left
         out for NaN or infinity.
         """
-        sums_KD, counts_K = accumulate(x_ND, index_N, self.size)
-        self.learn_from_stats(sums_KD, counts_K, skipped)
-
-    @torch.no_grad()
-    def learn_from_stats(self, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
-        """The same from this rank's sums and counts."""
-        # One buffer, one all-reduce.
-        stats = torch.cat([sums_KD.flatten(), counts_K, skipped.to(sums_KD.dtype).view(1)])
-        if self.pending is not None:
-            if self.accumulating:
-                self.pending.add_(stats)
-                return
-            stats = stats + self.pending
-            self.pending.zero_()
-        if self.sync:
-            stats = ranks.sum_over_ranks(stats)
-        sums_KD = stats[: sums_KD.numel()].view_as(sums_KD)
-        counts_K = stats[sums_KD.numel() : -1]
-        self.skipped += stats[-1].long()
-        live = counts_K.sum() > 0
-        self.hits.copy_(torch.where(live, self.decay * self.hits + (1 - self.decay) * counts_K, self.hits))
-        if not self.learnable:
-            self._move(sums_KD, counts_K, live & ~self.frozen)
-        self.step += live
-
-    def _move(self, sums_KD: Tensor, counts_K: Tensor, moves_K: Tensor) -> None:
-        sums_KD, counts_K = self.neighborhood.smooth(sums_KD, counts_K, self.step)
-        sums = self.decay * self.sums + (1 - self.decay) * sums_KD
-        counts = self.decay * self.counts + (1 - self.decay) * counts_K
-        divisor = counts
-        if self.update_empty:
-            total = counts.sum()
-            divisor = (counts + self.eps) / (total + self.size * self.eps) * total
-            if self.count_smoothing == "carried":
-                counts = divisor
-        else:
-            moves_K = moves_K & (counts_K > 0)
-        codes = sums / divisor[:, None]
-        if self.metric == "cosine":
-            codes = F.normalize(codes, dim=1)
-        self._write(moves_K, codes, sums, counts)
-
-    def _write(self, moves_K: Tensor, codes: Tensor, sums: Tensor, counts: Tensor) -> None:
-        moves_K1 = moves_K[:, None]
-        self.codes.copy_(torch.where(moves_K1, codes, self.codes))
-        self.sums.copy_(torch.where(moves_K1, sums, self.sums))
-        self.counts.copy_(torch.where(moves_K, counts, self.counts))
+        distributed = self.sync and ranks.world_size() > 1
+        if distributed or self.pending is not None:
+            # One buffer, one all-reduce.
+            stats = torch.cat([sums_KD.flatten(), counts_K, skipped.to(sums_KD.dtype).view(1)])
+            if self.pending is not None:
+                if self.accumulating:
+                    self.pending.add_(stats)
+                    return
+                stats = stats + self.pending
+                self.pending.zero_()
+            if distributed:
+                stats = ranks.sum_over_ranks(stats)
+            sums_KD = stats[: sums_KD.numel()].view_as(sums_KD)
+            counts_K, skipped = stats[sums_KD.numel() : -1], stats[-1].long()
+        self.skipped += skipped
+        if self.learnable:
+            live = counts_K.sum() > 0
+            self.hits.copy_(torch.where(live, self.decay * self.hits + (1 - self.decay) * counts_K, self.hits))
+            self.step += live
+            return
+        update(
+            self.codes,
+            self.sums,
+            self.counts,
+            self.hits,
+            self.step,
+            self.frozen,
+            sums_KD,
+            counts_K,
+            self.neighborhood.grid,
+            self.neighborhood.kernel(self.step),
+            decay=self.decay,
+            eps=self.eps,
+            update_empty=self.update_empty,
+            carried=self.count_smoothing == "carried",
+            cosine=self.metric == "cosine",
+        )
 
     @torch.no_grad()
     def revive(self, x_ND: Tensor, valid_N: Tensor) -> None:
@@ -202,7 +195,9 @@ class Codebook(nn.Module):
         candidates_KD, any_valid = sample_rows(x_ND, valid_N, self.size, self.sync)
         mean = self.counts.mean()
         dead_K = (self.counts < self.dead_threshold * mean) & any_valid & ~self.frozen
-        self._write(dead_K, candidates_KD, candidates_KD * mean, mean.expand_as(self.counts))
+        self.codes.copy_(torch.where(dead_K[:, None], candidates_KD, self.codes))
+        self.sums.copy_(torch.where(dead_K[:, None], candidates_KD * mean, self.sums))
+        self.counts.copy_(torch.where(dead_K, mean, self.counts))
 
     @torch.no_grad()
     def initialize(self, x_ND: Tensor, valid_N: Tensor) -> None:
@@ -221,7 +216,7 @@ class Codebook(nn.Module):
     def accumulate_updates(self) -> Iterator[None]:
         """Within, statistics are gathered and no code moves; the first update outside uses all of them."""
         if self.pending is None:
-            self.pending = torch.zeros(self.codes.numel() + self.size + 1, device=self.codes.device)
+            self.pending = self.codes.new_zeros(self.codes.numel() + self.size + 1)
         self.accumulating = True
         try:
             yield

@@ -119,13 +119,13 @@ class Neighborhood:
 
     def width(self, step: Tensor) -> Tensor:
         """Reach of the kernel in grid cells at `step`, float64, 0-dim."""
+        if self.schedule.kind != "harmonic":
+            return self.schedule(step).clamp(min=1e-6)  # a kernel of width 0 is the identity: no division by it
+        assert self.radius is not None
+        if self.kind in ("none", "hard"):
+            return torch.full_like(step, self.radius, dtype=torch.float64)
         value = self.schedule(step)
-        if self.schedule.kind == "harmonic":
-            assert self.radius is not None
-            if self.kind == "gaussian":
-                return self.radius * value.sqrt()
-            return self.radius * (value if self.kind == "exponential" else torch.ones_like(value))
-        return value.clamp(min=1e-6)  # a kernel of width 0 is the identity: no division by it
+        return self.radius * (value.sqrt() if self.kind == "gaussian" else value)
 
     def strength(self, step: Tensor) -> Tensor:
         """Weight of the kernel off the diagonal at `step`, float64, 0-dim."""
@@ -141,6 +141,9 @@ class Neighborhood:
         return widest
 
     def kernel(self, step: Tensor) -> Kernel:
+        """The weights at `step` as a function of distance."""
+        if self.kind == "none":  # no weight off the diagonal, whatever its width: nothing to compute
+            return Kernel(self.kind, step, step, self.widest)
         return Kernel(self.kind, self.width(step), self.strength(step), self.widest)
 
     def weight(self, distance: Tensor, step: Tensor | int) -> Tensor:

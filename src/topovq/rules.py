@@ -5,7 +5,7 @@ Legend: N vectors x, K codes w [K, D], A = the neighborhood matrix at step t, be
     hebbian  y = hardmax(W x);  W += (beta * A y) outer (x - W^T y)              A = I: winner-take-all Hebbian learning
     batch    S_j, c_j over all vectors;  w = (A^T S) / (A^T c)                   A = I: one step of Lloyd's K-means
 The mini-batch rule with running averages, of which EMA-VQ is the case A = I, is the `Codebook` (codebook.py).
-Each returns new codes and leaves its arguments alone.
+Each returns new codes and leaves its arguments alone; vectors with NaN or infinity are passed over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def online(
 ) -> Tensor:
     """One update per vector, in order; the vector at place i is update number step + i."""
     codes_KD = codes_KD.clone()
-    for t, x_D in enumerate(x_ND, start=step):
+    for t, x_D in enumerate(_finite(x_ND), start=step):
         winner = nearest(x_D[None], codes_KD, metric)
         weight_K = _row(neighborhood, winner, t, codes_KD)
         codes_KD += beta * weight_K[:, None] * (x_D - codes_KD)
@@ -39,7 +39,7 @@ def online(
 def hebbian(codes_KD: Tensor, x_ND: Tensor, neighborhood: Neighborhood, *, beta: float, step: int = 0) -> Tensor:
     """The matrix form, with the dot product's winner: every code moves by the winner's own error."""
     codes_KD = codes_KD.clone()
-    for t, x_D in enumerate(x_ND, start=step):
+    for t, x_D in enumerate(_finite(x_ND), start=step):
         winner = nearest(x_D[None], codes_KD, "dot")
         weight_K = _row(neighborhood, winner, t, codes_KD)
         codes_KD += torch.outer(beta * weight_K, x_D - codes_KD[winner[0]])
@@ -50,11 +50,16 @@ def batch(
     codes_KD: Tensor, x_ND: Tensor, neighborhood: Neighborhood, *, step: int = 0, metric: str = "euclidean"
 ) -> Tensor:
     """One update from all vectors; a code that receives no weight stays where it is."""
+    x_ND = _finite(x_ND)
     index_N = nearest(x_ND, codes_KD, metric)
     sums_KD, counts_K = accumulate(x_ND, index_N, len(codes_KD))
     sums_KD, counts_K = neighborhood.smooth(sums_KD, counts_K, torch.tensor(step, device=codes_KD.device))
     reached_K1 = (counts_K > 0)[:, None]
     return torch.where(reached_K1, sums_KD / counts_K.where(counts_K > 0, 1)[:, None], codes_KD)
+
+
+def _finite(x_ND: Tensor) -> Tensor:
+    return x_ND[x_ND.isfinite().all(1)]
 
 
 def _row(neighborhood: Neighborhood, winner: Tensor, step: int, like: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 Legend: N vectors, K codes, D dimensions.
     S_k = sum of x_i with index_i = k,   c_k = number of them
-A negative index leaves its vector out, whatever the vector holds (NaN included).
+A negative index leaves its vector out, whatever the vector holds (NaN included). On the CPU the result is
+deterministic; on CUDA it is under torch.use_deterministic_algorithms(True).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def accumulate_reference(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple
 def _accumulate(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     if x_ND.is_cuda and dtype == torch.float32:
-        from topovq.ops.triton_kernels import accumulate_triton
+        from topovq.ops.triton_stats import accumulate_triton
 
-        return accumulate_triton(x_ND, index_N, num_codes)
+        return accumulate_triton(x_ND, index_N, num_codes, torch.are_deterministic_algorithms_enabled())
     # Vectors that are left out go to one more row, which is then dropped: no data-dependent shapes.
     place_N = torch.where(index_N < 0, num_codes, index_N)
     sums = torch.zeros(num_codes + 1, x_ND.shape[1], dtype=dtype, device=x_ND.device)

@@ -15,8 +15,8 @@ CUTOFF = 1e-10  # a weight below this share of the whole is no weight
 class Kernel:
     """weight(r) = strength * k(r / width) for r > 0, and 1 at r = 0 (neighborhood.py defines k for each kind).
 
-    width and strength are 0-dim float64 tensors on the device; `widest`, the largest width there will ever be,
-    is known to the host, so that shapes can follow from it.
+    width and strength are 0-dim float64 tensors on the device (not read for "none"); `widest`, the largest width there
+    will ever be, is known to the host, so that shapes can follow from it.
     """
 
     kind: str
@@ -28,8 +28,8 @@ class Kernel:
         """float64, the shape of `distance`."""
         distance = distance.double()
         if self.kind == "none":
-            off = torch.zeros_like(distance)
-        elif self.kind == "hard":
+            return (distance == 0).double()
+        if self.kind == "hard":
             off = (distance <= self.width + 1e-9).double()
         elif self.kind == "gaussian":
             off = torch.exp(-((distance / self.width) ** 2))

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 METRICS = ("euclidean", "dot", "cosine")
+PRECISIONS = ("exact", "fast")
 ROWS = 1024  # vectors per block on the CPU
+COLUMNS = 48  # codes in a block are a multiple of this, which the tiles of matrix products (float32, float64) divide
 BLOCK = 2**22  # scores per block on the CPU: 16 MiB of float32
 
 
@@ -25,9 +27,19 @@ def check_metric(metric: str) -> None:
         raise ValueError(f"metric={metric!r} is unknown; choose one of {', '.join(map(repr, METRICS))}")
 
 
-def nearest(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean") -> Tensor:
-    """Index int64 [N] of the closest code for each vector."""
+def check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} is unknown; choose one of {', '.join(map(repr, PRECISIONS))}")
+
+
+def nearest(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean", precision: str = "exact") -> Tensor:
+    """Index int64 [N] of the closest code for each vector.
+
+    precision  "exact": as float64 would choose, but for ties within float32 rounding; "fast": on CUDA with 11 bits of
+               each factor (as TF32 has), elsewhere the same as exact
+    """
     check_metric(metric)
+    check_precision(precision)
     if x_ND.ndim != 2 or codes_KD.ndim != 2 or x_ND.shape[1] != codes_KD.shape[1]:
         raise ValueError(
             f"vectors of shape {tuple(x_ND.shape)} and codes of shape {tuple(codes_KD.shape)} do not fit: "
@@ -35,7 +47,7 @@ def nearest(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean") -> Tensor
         )
     if codes_KD.shape[0] < 1:
         raise ValueError("there are no codes: expected at least one row")
-    return _nearest(x_ND.detach(), codes_KD.detach(), metric)
+    return _nearest(x_ND.detach(), codes_KD.detach(), metric, precision)
 
 
 def nearest_reference(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean") -> Tensor:
@@ -63,29 +75,34 @@ def search_terms(codes_KD: Tensor, metric: str, dtype: torch.dtype) -> tuple[Ten
 
 
 @torch.library.custom_op("topovq::nearest", mutates_args=())
-def _nearest(x_ND: Tensor, codes_KD: Tensor, metric: str) -> Tensor:
-    with torch.autocast(x_ND.device.type, enabled=False):
-        dtype = torch.promote_types(torch.promote_types(x_ND.dtype, codes_KD.dtype), torch.float32)
-        center_D, w_KD, bias_K = search_terms(codes_KD, metric, dtype)
-        if x_ND.is_cuda and dtype == torch.float32:
-            from topovq.ops.triton_kernels import nearest_triton
+def _nearest(x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str) -> Tensor:
+    dtype = torch.promote_types(torch.promote_types(x_ND.dtype, codes_KD.dtype), torch.float32)
+    if x_ND.is_cuda and dtype == torch.float32:
+        from topovq.ops.triton_search import nearest_triton
 
-            return nearest_triton(x_ND, center_D, w_KD, bias_K)
-        return _nearest_blocked(x_ND, center_D, w_KD, bias_K)
+        return nearest_triton(x_ND, codes_KD.float(), metric, precision)
+    with torch.autocast(x_ND.device.type, enabled=False):
+        return _nearest_blocked(x_ND, *search_terms(codes_KD, metric, dtype))
 
 
 @_nearest.register_fake
-def _(x_ND: Tensor, codes_KD: Tensor, metric: str) -> Tensor:
+def _(x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str) -> Tensor:
     return x_ND.new_empty(x_ND.shape[0], dtype=torch.int64)
 
 
 def _nearest_blocked(x_ND: Tensor, center_D: Tensor, w_KD: Tensor, bias_K: Tensor) -> Tensor:
     """Blocks of one matrix product each. The bias rides along as one more dimension, so a block is a single GEMM."""
     n, k = x_ND.shape[0], w_KD.shape[0]
-    w_DK = torch.cat([-w_KD, bias_K[:, None]], 1).T.contiguous()
+    w_KD = torch.cat([-w_KD, bias_K[:, None]], 1)
+    # Whole tiles: a product rounds leftover columns differently, and equal codes must have equal scores.
+    # The codes that fill up are infinitely far away: they are never the lowest.
+    filler = w_KD.new_zeros(-k % COLUMNS, w_KD.shape[1])
+    filler[:, -1] = torch.inf
+    w_DK = torch.cat([w_KD, filler]).T.contiguous()
+    k = w_DK.shape[1]
     index_N = torch.zeros(n, dtype=torch.int64, device=x_ND.device)
     rows = max(1, min(ROWS, n))
-    columns = min(k, max(1, BLOCK // rows))
+    columns = min(k, max(1, BLOCK // (rows * COLUMNS)) * COLUMNS)
     score = w_KD.new_empty(rows * columns)
     for start in range(0, n, rows):
         x = x_ND[start : start + rows].to(w_KD.dtype) - center_D

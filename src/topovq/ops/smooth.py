@@ -8,14 +8,13 @@ Four ways, each for what it does best; `method` chooses from the shapes alone, n
     separable  one n x n matrix per axis: `gaussian`, exp(-(a^2 + b^2)) = exp(-a^2) exp(-b^2)
     dense      the K x K matrix itself, up to DENSE codes, for what is neither
     fft        convolution over the grid in float64, for what is neither and larger (ops/convolve.py). Its error is at
-               most FFT_ERROR of the whole batch per code; smaller results are set to exactly 0, so that no count is
+               most CUTOFF of the whole batch per code; smaller results are set to exactly 0, so that no count is
                negative and no code that received nothing is moved by rounding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 
@@ -90,7 +89,8 @@ def smooth_reference(sums_KD: Tensor, counts_K: Tensor, grid: Grid, kernel: Kern
     return matrix_KK.T @ sums_KD, matrix_KK.T @ counts_K
 
 
-def shifts(grid: Grid, radius: float) -> Iterator[tuple[tuple[int, ...], float]]:
+@lru_cache(maxsize=64)
+def shifts(grid: Grid, radius: float) -> tuple[tuple[tuple[int, ...], float], ...]:
     """Every step on the map that is at most `radius` long, but the one of no length, each with its length.
 
     On an axis that wraps each place is reached once, the short way round. The last step of a hexagonal grid counts
@@ -103,30 +103,24 @@ def shifts(grid: Grid, radius: float) -> Iterator[tuple[tuple[int, ...], float]]
     for n, wraps, pitch in zip(sizes, grid.wrap, pitches):
         far = int(radius / pitch + 1e-9)
         ranges.append(range(-min(far, (n - 1) // 2 if wraps else n - 1), min(far, n // 2 if wraps else n - 1) + 1))
+    found = []
     for step in product(*ranges):
         length = math.hypot(*(s * p for s, p in zip(step, pitches)))
         if 0 < length <= radius + 1e-9 and not (hexagonal and sum(step) % 2):
-            yield step, length
+            found.append((step, length))
+    return tuple(found)
 
 
 def _few_shifts(grid: Grid, radius: float) -> bool:
     candidates = math.prod(min(2 * n, 4 * int(radius) + 5) for n in grid.shape)
-    return candidates <= 64 * MOST_SHIFTS and sum(1 for _ in shifts(grid, radius)) <= MOST_SHIFTS
+    return candidates <= 64 * MOST_SHIFTS and len(shifts(grid, radius)) <= MOST_SHIFTS
 
 
 def _box(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
     """out_k = stats_k + sum over steps of weight * stats_{k + step}."""
-    steps = list(shifts(grid, kernel.widest))
+    steps = shifts(grid, kernel.widest)
     if not steps:
         return stats_KC.clone()
-    if stats_KC.is_cuda and stats_KC.dtype == torch.float32 and grid.ndim <= 3:
-        from topovq.ops.triton_kernels import stencil_triton
-
-        steps_M3, lengths_M = _step_table(grid, kernel.widest, stats_KC.device)
-        weights_M = kernel.weight(lengths_M).float()
-        return stencil_triton(
-            stats_KC, steps_M3, weights_M, grid.shape, grid.wrap, grid.topology == "hexagonal"
-        )  # fmt: skip
     field = stats_KC.view(*grid.shape, -1)
     weights = {length: kernel.weight(torch.full_like(kernel.width, length)).to(field.dtype) for _, length in steps}
     out = field.clone()
@@ -139,13 +133,13 @@ def _box(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _step_table(grid: Grid, radius: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def step_table(grid: Grid, radius: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """(steps int32 [M, 3], lengths float64 [M]) on the device, made once: no training step copies anything to it."""
-    steps, lengths = zip(*shifts(grid, radius))
-    padded = [(0,) * (3 - grid.ndim) + step for step in steps]
+    steps = shifts(grid, radius)
+    padded = [(0,) * (3 - grid.ndim) + step for step, _ in steps]
     return (
-        torch.tensor(padded, dtype=torch.int32, device=device),
-        torch.tensor(lengths, dtype=torch.float64, device=device),
+        torch.tensor(padded, dtype=torch.int32, device=device).view(-1, 3),
+        torch.tensor([length for _, length in steps], dtype=torch.float64, device=device),
     )
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from topovq.codebook import Codebook
 from topovq.grid import Grid
-from topovq.quantizers.gradients import rotate_to, straight_through
+from topovq.ops.quantize import quantize
+from topovq.quantizers.gradients import rotate_to
 
 
 class Quantized(NamedTuple):
@@ -99,10 +100,14 @@ class Quantizer(nn.Module):
             parts.append(self._quantize(self.codebook_of(0), z_NHD.reshape(-1, self.codebook_dim), keep, frozen))
         else:
             parts += [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, frozen) for h in range(self.heads)]
-        stack = 0 if len(parts) == 1 else 1
-        q = torch.stack([p.quantized for p in parts], stack).reshape(*shape, self.heads * self.codebook_dim)
-        indices = torch.stack([p.indices for p in parts], stack).reshape(*shape, self.heads)
-        loss = torch.stack([p.loss for p in parts]).mean()
+        if len(parts) == 1:
+            q, indices, loss = parts[0]
+        else:
+            q = torch.stack([part.quantized for part in parts], 1)
+            indices = torch.stack([part.indices for part in parts], 1)
+            loss = torch.stack([part.loss for part in parts]).mean()
+        q = q.reshape(*shape, self.heads * self.codebook_dim)
+        indices = indices.reshape(*shape, self.heads)
 
         q = self.project_out(q)
         if mask is not None:
@@ -116,35 +121,31 @@ class Quantizer(nn.Module):
         recomputes = learns and _in_backward()
         if book.metric == "cosine":
             x_ND = nn.functional.normalize(x_ND, dim=1)
-        finite_N = x_ND.detach().isfinite().all(1)
-        valid_N = finite_N if keep_N is None else finite_N & keep_N
-        with torch.autocast(x_ND.device.type, enabled=False):
-            if learns and not recomputes:
-                if not book.is_initialized:
-                    book.initialize(x_ND.detach(), valid_N)
-                if _may_be_recomputed():
-                    book.remember_codes()
-            codes_KD = book.codes_before if recomputes and book.codes_before is not None else book.codes
-            index_N = book.search(x_ND, codes_KD)
-            q_ND = codes_KD[index_N]
-            loss = self._loss(book, x_ND, q_ND, index_N, valid_N, learns)
-            q_ND = q_ND.detach().to(x_ND.dtype)
-            if learns and not recomputes:
-                self._learn(book, x_ND.detach(), index_N, finite_N, valid_N)
-        gradient = rotate_to if self.rotation_trick else straight_through
-        return Quantized(gradient(x_ND, q_ND), index_N, loss)
+        valid_N = None
+        if learns and not recomputes:
+            if not book.is_initialized or book.dead_threshold:
+                valid_N = x_ND.detach().isfinite().all(1)
+                valid_N = valid_N if keep_N is None else valid_N & keep_N
+            if not book.is_initialized:
+                assert valid_N is not None
+                book.initialize(x_ND.detach(), valid_N)
+            if _may_be_recomputed():
+                book.remember_codes()
+        codes_KD = book.codes_before if recomputes and book.codes_before is not None else book.codes
+        choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=learns and not recomputes)
+        loss = self.commitment_weight * choice.error + self._codebook_loss(book, x_ND, choice.index_N, keep_N, learns)
+        if learns and not recomputes:
+            book.learn(choice.sums_KD, choice.counts_K, choice.skipped)
+            if valid_N is not None and book.dead_threshold and not book.accumulating:
+                book.revive(x_ND.detach(), valid_N)
+        q_ND = rotate_to(x_ND, choice.q_ND.detach()) if self.rotation_trick else choice.q_ND
+        return Quantized(q_ND, choice.index_N, loss)
 
-    def _loss(
-        self, book: Codebook, x_ND: Tensor, q_ND: Tensor, index_N: Tensor, valid_N: Tensor, learns: bool
-    ) -> Tensor:
-        """commitment_weight * mean |x - sg(q)|^2 per element, over the valid vectors."""
-        return self.commitment_weight * mean_square(x_ND, q_ND.detach(), valid_N)
-
-    def _learn(self, book: Codebook, x_ND: Tensor, index_N: Tensor, finite_N: Tensor, valid_N: Tensor) -> None:
-        skipped = (~finite_N).sum()
-        book.learn(x_ND, torch.where(valid_N, index_N, -1), skipped)
-        if book.dead_threshold and not book.accumulating:
-            book.revive(x_ND, valid_N)
+    def _codebook_loss(
+        self, book: Codebook, x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None, learns: bool
+    ) -> Tensor | float:
+        """What moves the codes where they are parameters; nothing here."""
+        return 0.0
 
     # Tokens
 
@@ -310,15 +311,6 @@ class Quantizer(nn.Module):
                 "the shape of x without its channels"
             )
         return mask
-
-
-def mean_square(x_ND: Tensor, q_ND: Tensor, valid_N: Tensor) -> Tensor:
-    """Mean of (x - q)^2 per element over the valid vectors, in float32; 0 where there are none."""
-    dtype = torch.promote_types(x_ND.dtype, torch.float32)
-    # Where a vector is left out both sides are the same number, so no NaN reaches the loss or its gradient.
-    valid_N1 = valid_N[:, None]
-    error = torch.where(valid_N1, x_ND.to(dtype), 0) - torch.where(valid_N1, q_ND.to(dtype), 0)
-    return error.square().sum() / (valid_N.sum() * x_ND.shape[1]).clamp(min=1)
 
 
 def refuse_arguments(where: str, arguments: dict[str, Any], advice: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.ops.accumulate import accumulate
-from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.kohonen import KohonenVQ, valid_index
 
 NEIGHBOR_TARGETS = ("input", "winner")
 
@@ -54,14 +54,14 @@ class GradientVQ(KohonenVQ):
         self.neighbor_weight = neighbor_weight
         self.neighbor_target = neighbor_target
 
-    def _loss(
-        self, book: Codebook, x_ND: Tensor, q_ND: Tensor, index_N: Tensor, valid_N: Tensor, learns: bool
-    ) -> Tensor:
-        loss = super()._loss(book, x_ND, q_ND, index_N, valid_N, learns)
+    def _codebook_loss(
+        self, book: Codebook, x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None, learns: bool
+    ) -> Tensor | float:
+        loss = super()._codebook_loss(book, x_ND, index_N, keep_N, learns)
         if book.neighborhood.kind == "none" or not learns:
             return loss
-        targets_ND = q_ND.detach() if self.neighbor_target == "winner" else x_ND.detach().to(q_ND.dtype)
-        return loss + self.neighbor_weight * neighbor_loss(book, targets_ND, torch.where(valid_N, index_N, -1))
+        targets_ND = book.codes.detach()[index_N] if self.neighbor_target == "winner" else x_ND.detach()
+        return loss + self.neighbor_weight * neighbor_loss(book, targets_ND, valid_index(x_ND, index_N, keep_N))
 
 
 def neighbor_loss(book: Codebook, targets_ND: Tensor, index_N: Tensor) -> Tensor:
@@ -70,6 +70,7 @@ def neighbor_loss(book: Codebook, targets_ND: Tensor, index_N: Tensor) -> Tensor
     The sum depends on the targets only through what each code's members add up to: with S, c and Q the sums of
     target, 1 and |target|^2 over members, smoothed by A - I to m, n and r, it is sum_k n_k |w_k|^2 - 2 w_k.m_k + r_k.
     """
+    targets_ND = targets_ND.to(book.codes.dtype)
     squares_N1 = targets_ND.square().sum(1, keepdim=True)
     sums_KD, counts_K = accumulate(torch.cat([targets_ND, squares_N1], 1), index_N, book.size)
     smooth_KD, smooth_K = book.neighborhood.smooth(sums_KD, counts_K, book.step)

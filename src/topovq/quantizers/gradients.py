@@ -1,4 +1,4 @@
-"""How the gradient gets past the search: the output is exactly the code, the input gets the output's gradient."""
+"""The rotation trick: the other way for a gradient to get past the search (the straight one is in ops/quantize.py)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, q_ND: Tensor) -> Tensor:
-        return q_ND.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
-        return grad_ND, None
 
 
 class _RotateTo(torch.autograd.Function):
@@ -37,11 +27,6 @@ class _RotateTo(torch.autograd.Function):
         r = torch.nn.functional.normalize(u + v, dim=1)
         turned = g_ND - 2 * (g_ND * r).sum(1, keepdim=True) * r + 2 * (g_ND * v).sum(1, keepdim=True) * u
         return (length_q / length_x * turned).to(grad_ND.dtype), None
-
-
-def straight_through(x_ND: Tensor, q_ND: Tensor) -> Tensor:
-    """q, with dq/dx = I."""
-    return _StraightThrough.apply(x_ND, q_ND)
 
 
 def rotate_to(x_ND: Tensor, q_ND: Tensor) -> Tensor:

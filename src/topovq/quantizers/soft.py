@@ -58,10 +58,16 @@ class SoftKohonenVQ(KohonenVQ):
             q_ND, sums_KD, counts_K = _Mixture.apply(
                 x_safe, _snapshot(book.codes), _snapshot(scale).to(x_safe.dtype), valid_N
             )
-            loss = self._loss(book, x_ND, q_ND, index_N, valid_N, learns)
+            loss = self.commitment_weight * mean_square(x_safe, q_ND.detach(), valid_N)
             if learns:
-                book.learn_from_stats(sums_KD, counts_K, (~finite_N).sum())
+                book.learn(sums_KD, counts_K, (~finite_N).sum())
         return Quantized(q_ND.to(x_ND.dtype), index_N, loss)
+
+
+def mean_square(x_ND: Tensor, q_ND: Tensor, valid_N: Tensor) -> Tensor:
+    """Mean of (x - q)^2 per element over the valid vectors; 0 where there are none."""
+    error_ND = torch.where(valid_N[:, None], x_ND - q_ND, 0)
+    return error_ND.square().sum() / (valid_N.sum() * x_ND.shape[1]).clamp(min=1)
 
 
 @torch.library.custom_op("topovq::snapshot", mutates_args=())

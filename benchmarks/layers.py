@@ -1,0 +1,412 @@
+"""Vector-quantization layers side by side: forward + backward + update, medians, peak memory, and the floor under them.
+
+    python -m benchmarks.layers --out benchmarks/results/layers.csv      on CUDA: this library, its peers, a roofline
+    python -m benchmarks.layers --device cpu                             the search on one and two threads
+
+Every row is measured in this run. Peers that are not installed, or whose N x K tensors do not fit, are named and left
+out. Before anything is timed, the kernels are checked against float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from topovq import KohonenVQ
+from topovq.ops.nearest import nearest
+from topovq.ops.quantize import quantize
+
+COLUMNS = (
+    *("library", "mode", "neighborhood", "N", "K", "d", "dtype", "what", "median_ms", "peak_mib", "roofline_ms"),
+    *("gpu", "driver", "torch", "triton", "commit", "date"),
+)
+SHAPES = [
+    (524_288, 512, 64),
+    (131_072, 8_192, 256),
+    (65_536, 65_536, 64),
+    (65_536, 262_144, 64),
+    (16_384, 512, 64),
+    (65_536, 1_048_576, 64),
+]
+STEP = "fwd+bwd+update"
+MOST_SECONDS = 2.0  # a layer slower than this per step is timed once
+
+
+class PlainVQ(nn.Module):
+    """EMA-VQ as it is usually written: all N x K distances, then index_add."""
+
+    def __init__(self, d: int, k: int) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(k, d))
+        self.register_buffer("sums", self.codes.clone())
+        self.register_buffer("counts", torch.ones(k))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            distance = x.square().sum(1, keepdim=True) - 2 * x @ self.codes.T + self.codes.square().sum(1)
+            index = distance.argmin(1)
+            q = self.codes[index]
+            sums = torch.zeros_like(self.sums).index_add_(0, index, x)
+            counts = torch.bincount(index, minlength=len(self.counts)).float()
+            self.update(sums, counts)
+        loss = (x - q).square().mean()
+        return x + (q - x).detach(), index, loss
+
+    def update(self, sums: Tensor, counts: Tensor) -> None:
+        self.sums.lerp_(sums, 0.01)
+        self.counts.lerp_(counts, 0.01)
+        total = self.counts.sum()
+        self.counts.copy_((self.counts + 1e-5) / (total + len(self.counts) * 1e-5) * total)
+        self.codes.copy_(self.sums / self.counts[:, None])
+
+
+class OneHotKSOM(PlainVQ):
+    """KSOM as the paper's equations read: the N x K one-hot matrix times the K x K neighborhood matrix."""
+
+    def __init__(self, d: int, k: int) -> None:
+        super().__init__(d, k)
+        vq = KohonenVQ(d, k, neighborhood="hard")
+        self.register_buffer("near", vq.neighborhood.matrix(0).bool())
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            distance = x.square().sum(1, keepdim=True) - 2 * x @ self.codes.T + self.codes.square().sum(1)
+            index = distance.argmin(1)
+            q = self.codes[index]
+            weight = torch.where(self.near, 1 / (1 + 0.1 * self.step), 0.0).fill_diagonal_(1.0)
+            spread = nn.functional.one_hot(index, len(self.counts)).float() @ weight
+            self.update(spread.T @ x, spread.sum(0))
+            self.step += 1
+        loss = (x - q).square().mean()
+        return x + (q - x).detach(), index, loss
+
+
+def layers(k: int, d: int) -> dict[tuple[str, str, str], Callable[[], nn.Module]]:
+    """(library, mode, neighborhood) -> a layer."""
+
+    def ours(neighborhood: str, precision: str) -> Callable[[], nn.Module]:
+        return lambda: KohonenVQ(d, k, neighborhood=neighborhood, precision=precision, tau=0.1)
+
+    made = {
+        ("topovq", precision, neighborhood): ours(neighborhood, precision)
+        for precision in ("exact", "fast")
+        for neighborhood in ("none", "hard", "gaussian", "exponential")
+        if precision == "exact" or neighborhood == "hard"
+    }
+    made["plain-torch", "eager", "none"] = lambda: PlainVQ(d, k)
+    made["authors-formulation", "eager", "hard"] = lambda: OneHotKSOM(d, k)
+    try:
+        from vector_quantize_pytorch import VectorQuantize
+    except ImportError as error:
+        print(f"vector-quantize-pytorch is left out: {error}")
+    else:
+        made["vector-quantize-pytorch", "defaults", "none"] = lambda: VectorQuantize(dim=d, codebook_size=k)
+    return made
+
+
+def one_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    takes_batches = type(layer).__module__.startswith("vector_quantize")
+    inputs = x[None] if takes_batches else x
+
+    def step() -> tuple[Tensor, ...]:
+        quantized, index, loss = layer(inputs)
+        (dx,) = torch.autograd.grad((quantized, loss), x, (grad.view_as(quantized), torch.ones_like(loss)))
+        return quantized, index, dx
+
+    return step
+
+
+def captured(step: Callable[[], object]) -> Callable[[], object]:
+    """The step as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def median_ms(call: Callable[[], object], seconds: float = 0.2) -> float:
+    call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    once = time.perf_counter() - start
+    if once > MOST_SECONDS:
+        return once * 1e3
+    times = []
+    for _ in range(max(5, min(200, int(seconds / once)))):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        call()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last))
+    return statistics.median(times)
+
+
+def peak_mib(step: Callable[[], tuple[Tensor, ...]]) -> float:
+    """The most memory a step holds beyond the layer, its inputs and its outputs."""
+    outputs = sum(t.numel() * t.element_size() for t in step())
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return max(0.0, torch.cuda.max_memory_allocated() - before - outputs) / 2**20
+
+
+def ceilings() -> tuple[float, float]:
+    """(bytes a second of a large copy, read and write counted; bf16 operations a second of a large matrix product)."""
+    a = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    bandwidth = 2 * a.numel() / (median_ms(lambda: b.copy_(a)) / 1e3)
+    m = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return bandwidth, 2 * 8192**3 / (median_ms(lambda: m @ m) / 1e3)
+
+
+def floor_ms(n: int, k: int, d: int, size: int, exact: bool, bandwidth: float, rate: float) -> float:
+    """Bytes: x and q and their gradients once, x and q once more in the backward pass, codes and their statistics.
+
+    Operations: one product in float16, three for float32's accuracy.
+    """
+    moved = 6 * n * d * size + 8 * n + 10 * k * d * 4
+    return max(moved / bandwidth, 2 * n * k * d * (3 if exact else 1) / rate) * 1e3
+
+
+def check(n: int, k: int, d: int) -> None:
+    """Both precisions against float64: the share of other indices, and what those cost in distance."""
+    torch.manual_seed(0)
+    x, codes = torch.randn(n, d, device="cuda"), torch.randn(k, d, device="cuda")
+    rows = torch.randperm(n, device="cuda")[:1024]
+    distance = torch.cat([torch.cdist(x[rows].double(), part.double()) for part in codes.split(65_536)], 1)
+    best = distance.min(1)
+    for precision in ("exact", "fast"):
+        index = nearest(x, codes, precision=precision)[rows]
+        other = index != best.indices
+        extra = (distance.gather(1, index[:, None])[:, 0] / best.values - 1).max()
+        print(f"  {precision}: {other.float().mean():.2%} other indices, at most {extra:.1e} farther", flush=True)
+        limit = 1e-6 if precision == "exact" else 1e-2
+        if not extra <= limit:
+            raise AssertionError(f"{precision} search at N={n}, K={k}, d={d} is off by {extra:.1e} > {limit}")
+
+
+def check_edges() -> None:
+    """Sizes that fit no tile, extremes and oddities, on the device, against float64 on the host."""
+    cases = 0
+    for n, k, d in [(0, 5, 8), (1, 1, 1), (1, 700, 3), (130, 200, 20), (333, 65, 64), (200, 130, 100), (77, 129, 150),
+                    (65, 300, 256), (70, 33, 600), (40, 40, 1024)]:  # fmt: skip
+        for scale, shift in [(1.0, 0.0), (1e4, 0.0), (1e-4, 0.0), (1.0, 100.0)]:
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                if dtype == torch.float16 and scale > 1:
+                    continue
+                torch.manual_seed(cases)
+                codes = torch.randn(k, d) * scale + shift
+                codes[k // 2 :] = codes[: k - k // 2].clone()  # each code twice: the first must win
+                x = (torch.randn(d, n) * scale + shift).T.to(dtype)  # not contiguous
+                keep = torch.rand(n) > 0.3
+                if n > 2:
+                    x[1, 0], x[2, -1] = float("nan"), float("inf")
+                finite = x.isfinite().all(1)
+                for metric in ("euclidean", "dot", "cosine"):
+                    torch.use_deterministic_algorithms(cases % 2 == 1)
+                    choice = quantize(x.cuda(), codes.cuda(), keep.cuda(), metric, "exact", True)
+                    torch.use_deterministic_algorithms(False)
+                    index = choice.index_N.cpu()
+                    assert bool(((index >= 0) & (index < k)).all()), "an index is not valid"
+                    w = codes.double()
+                    target = torch.nn.functional.normalize(w, dim=1) if metric == "cosine" else w
+                    y = x[finite].double()
+                    score = torch.cdist(y, w) if metric == "euclidean" else -(y @ target.T)
+                    mine, best = score.gather(1, index[finite, None])[:, 0], score.amin(1)
+                    size = (y.norm(dim=1) * target.norm(dim=1).max()).clamp(min=1e-30)
+                    limit = 3e-6 * (size if metric != "euclidean" else (size.sqrt() + best))
+                    assert bool((mine - best <= limit).all()), f"{metric} search at {n, k, d, scale, shift, dtype}"
+                    valid = finite & keep
+                    sums = torch.zeros(k, d, dtype=torch.float64).index_add_(0, index[valid], x[valid].double())
+                    counts = torch.bincount(index[valid], minlength=k).float()
+                    assert torch.equal(choice.counts_K.cpu(), counts)
+                    assert (choice.sums_KD.cpu() - sums).abs().max() <= 1e-5 * (1 + sums.abs().max())
+                    assert torch.equal(choice.q_ND.cpu(), codes[index].to(dtype))
+                    assert choice.skipped.item() == (~finite).sum()
+                    error = (x[valid].double() - w[index[valid]]).square().mean() if valid.any() else torch.zeros(())
+                    assert abs(choice.error.item() - error.item()) <= 1e-5 * (1e-30 + abs(error.item()))
+                    cases += 1
+    print(f"{cases} edge cases agree with float64", flush=True)
+
+
+class Table:
+    """Rows, printed and appended to the CSV file as they are measured."""
+
+    def __init__(self, out: Path | None, **common: str) -> None:
+        self.out, self.common, self.rows = out, common, 0
+        if out:
+            out.write_text(",".join(COLUMNS) + "\n")
+
+    def add(self, library: str, mode: str, neighborhood: str, shape: tuple[int, int, int], what: str, ms: float,
+            mib: float | None = None, floor: float | None = None) -> None:  # fmt: skip
+        n, k, d = shape
+        row = {"library": library, "mode": mode, "neighborhood": neighborhood, "N": n, "K": k, "d": d, "what": what,
+               "median_ms": f"{ms:.4f}", "peak_mib": "" if mib is None else f"{mib:.1f}",
+               "roofline_ms": "" if floor is None else f"{floor:.4f}", **self.common}  # fmt: skip
+        memory = "" if mib is None else f"{mib:10.1f} MiB"
+        below = "" if floor is None else f"{floor:9.3f} floor"
+        print(f"  {library:<24}{mode:<16}{neighborhood:<12}{what:<15}{ms:9.3f} ms{memory}{below}", flush=True)
+        self.rows += 1
+        if self.out:
+            with open(self.out, "a", newline="") as file:
+                csv.DictWriter(file, COLUMNS).writerow(row)
+
+
+def run_cuda(arguments: argparse.Namespace) -> int:
+    import triton
+
+    smi = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    table = Table(
+        arguments.out,
+        dtype="float32",
+        gpu=torch.cuda.get_device_name(),
+        driver=smi.stdout.strip(),
+        torch=torch.__version__,
+        triton=triton.__version__,
+        commit=arguments.commit,
+        date=datetime.date.today().isoformat(),
+    )
+    check_edges()
+    bandwidth, rate = ceilings()
+    print(f"{bandwidth / 1e12:.2f} TB/s copy, {rate / 1e12:.0f} TFLOP/s bf16", flush=True)
+    for shape in SHAPES:
+        print("N={:,} K={:,} d={}".format(*shape), flush=True)
+        check(*shape)
+        for (library, mode, neighborhood), make in layers(*shape[1:]).items():
+            reason = too_large(library, *shape)
+            if reason:
+                print(f"  {library:<24}left out: {reason}")
+                continue
+            try:
+                time_layer(table, library, mode, neighborhood, shape, make, bandwidth, rate)
+            except torch.OutOfMemoryError:
+                print(f"  {library:<24}left out: out of memory")
+            torch.cuda.empty_cache()
+        time_flash_kmeans(table, shape, bandwidth, rate)
+        torch.cuda.empty_cache()
+    return table.rows
+
+
+def too_large(library: str, n: int, k: int, d: int) -> str | None:
+    if library == "topovq":
+        return None
+    square = k * k if library == "authors-formulation" else 0
+    if (3 * n * k + 3 * square) * 4 > torch.cuda.mem_get_info()[0]:
+        return "its N x K or K x K tensors do not fit"
+    return "N x K times K x K would take over 5 s" if 2.0 * n * square / 4e13 > 5 else None
+
+
+def time_layer(
+    table: Table, library: str, mode: str, neighborhood: str, shape: tuple[int, int, int],
+    make: Callable[[], nn.Module], bandwidth: float, rate: float,
+) -> None:  # fmt: skip
+    n, k, d = shape
+    torch.manual_seed(0)
+    x = torch.randn(n, d, device="cuda", requires_grad=True)
+    layer = make().cuda()
+    step = one_step(layer, x, torch.randn(n, d, device="cuda"))
+    floor = floor_ms(n, k, d, 4, mode != "fast", bandwidth, rate)
+    mib = peak_mib(step)
+    table.add(library, mode, neighborhood, shape, STEP, median_ms(step), mib, floor)
+    if isinstance(layer, KohonenVQ):
+        table.add(library, mode + "+graph", neighborhood, shape, STEP, median_ms(captured(step)), mib, floor)
+        if neighborhood == ("none" if mode == "exact" else "hard"):
+            codes, points = layer.codebook.clone(), x.detach()
+            ms = median_ms(lambda: nearest(points, codes, precision=mode))
+            table.add(library, mode, "none", shape, "assignment", ms)
+
+
+def time_flash_kmeans(table: Table, shape: tuple[int, int, int], bandwidth: float, rate: float) -> None:
+    try:
+        from flash_kmeans.assign_euclid_triton import euclid_assign_triton
+    except ImportError as error:
+        print(f"  flash-kmeans is left out: {error}")
+        return
+    n, k, d = shape
+    for mode, dtype in (("tf32", torch.float32), ("fp16", torch.float16)):
+        points = torch.randn(1, n, d, device="cuda", dtype=dtype)
+        centers = torch.randn(1, k, d, device="cuda", dtype=dtype)
+        squares = points.float().square().sum(-1)
+        call = partial(euclid_assign_triton, points, centers, squares)
+        table.add("flash-kmeans", mode, "none", shape, "assignment", median_ms(call))
+
+
+def run_cpu(arguments: argparse.Namespace) -> int:
+    """The search alone: blocks against the whole N x K matrix."""
+    table = Table(
+        arguments.out,
+        dtype="float32",
+        gpu="",
+        driver=platform.processor() or platform.machine(),
+        torch=torch.__version__,
+        triton="",
+        commit=arguments.commit,
+        date=datetime.date.today().isoformat(),
+    )
+    for n, k, d in [(16_384, 512, 64), (16_384, 8_192, 64), (65_536, 1_024, 32)]:
+        print(f"N={n:,} K={k:,} d={d}")
+        x, codes = torch.randn(n, d), torch.randn(k, d)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for library, search in (("topovq", nearest), ("plain-torch", whole_matrix)):
+                search(x, codes)
+                times = []
+                for _ in range(5):
+                    start = time.perf_counter()
+                    search(x, codes)
+                    times.append(time.perf_counter() - start)
+                ms = statistics.median(times) * 1e3
+                table.add(library, f"cpu-{threads}-threads", "none", (n, k, d), "assignment", ms)
+    return table.rows
+
+
+def whole_matrix(x: Tensor, codes: Tensor) -> Tensor:
+    return (codes.square().sum(1) - 2 * x @ codes.T).argmin(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="write the rows to this CSV file")
+    parser.add_argument(
+        "--commit", default=os.environ.get("COMMIT") or _commit(), help="what the rows say was measured"
+    )
+    arguments = parser.parse_args()
+    rows = run_cuda(arguments) if arguments.device == "cuda" else run_cpu(arguments)
+    print(f"{rows} rows" + (f" in {arguments.out}" if arguments.out else ""), file=sys.stderr)
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""The forward pass on CUDA in two kernels, the search and all the rest, and the backward pass in one.
+
+Legend: N vectors x, K codes w, D dimensions (DP: padded to a power of two), tiles of BLOCK_N vectors by BLOCK_K codes.
+TRITON_INTERPRET=1 runs these kernels on CPU tensors.
+
+Products run on tensor cores. A float32 number is split into two float16 numbers, a = hi + lo, after scaling each vector
+and each code by a power of two so that its largest entry lies near 2^7: together they hold 22 bits.
+    exact  hi.hi + hi.lo + lo.hi   the error of a float32 dot product
+    fast   hi.hi                   11 bits, as TF32 has
+The closest code minimizes bias_k - (x - center).w_k (ops/nearest.py); a row's scale is positive and changes no order.
+The second kernel gathers codes, squared error and statistics (ops/triton_stats.py) in one more pass over x: in one
+kernel with the search they would cost it the registers it lives on, and twice the time that the pass takes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topovq.ops.triton_stats import Stats, add_counts, add_rows, on_device
+
+CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
+
+
+@triton.jit
+def _power_of_two(exponent):
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _exponent(x):
+    """The biased exponent of positive float32 numbers, kept where scaling by its inverse cannot overflow."""
+    e = x.to(tl.int32, bitcast=True) >> 23
+    return tl.minimum(tl.maximum(e, 74), 250)
+
+
+@triton.jit
+def _split(x, scale):
+    scaled = x * scale
+    hi = scaled.to(tl.float16)
+    return hi, (scaled - hi.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def _better(dot, scale, bias_ptr, scale_ptr, code, best, index):
+    """The best score so far and its code, with those of a tile; the lowest code wins a tie, NaN never wins."""
+    score = tl.load(bias_ptr + code)[None, :] * scale[:, None] - tl.load(scale_ptr + code)[None, :] * dot
+    value = tl.min(score, 1)
+    better = value < best
+    # After the first tiles most have nothing better: which code it is then need not be asked.
+    if tl.max(better.to(tl.int32), 0) > 0:
+        first = tl.min(tl.where(score == value[:, None], code[None, :], 2147483647), 1)
+        index = tl.where(better, first, index)
+        best = tl.where(better, value, best)
+    return best, index
+
+
+@triton.jit
+def _codes_kernel(
+    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
+    K, D,
+    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win."""
+    code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    dim = tl.arange(0, DP)
+    inside = (code[:, None] < K) & (dim[None, :] < D)
+    w = tl.load(codes_ptr + code[:, None].to(tl.int64) * D + dim[None, :], inside, 0.0)
+    bias = tl.zeros([BLOCK_K], tl.float32)
+    if EUCLIDEAN:
+        w = tl.where(inside, w - tl.load(center_ptr + dim, dim < D, 0.0)[None, :], 0.0)
+        bias = tl.sum(w * w, 1) / 2
+    if COSINE:
+        w = w / tl.maximum(tl.sqrt(tl.sum(w * w, 1)), 1e-12)[:, None]
+    e = _exponent(tl.max(tl.abs(w), 1))
+    hi, lo = _split(w, _power_of_two(261 - e)[:, None])
+    place = code[:, None].to(tl.int64) * DP + dim[None, :]
+    tl.store(hi_ptr + place, hi)
+    if EXACT:
+        tl.store(lo_ptr + place, lo)
+    tl.store(scale_ptr + code, _power_of_two(e - 7))
+    tl.store(bias_ptr + code, tl.where(code < K, bias, float("inf")))
+
+
+@triton.jit
+def _search_kernel(
+    x_ptr, keep_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, index_ptr, valid_ptr, skipped_ptr,
+    N, D, tiles, stride_n, stride_d,
+    HAS_KEEP: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr,
+    DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, DC)
+
+    # The size of each vector sets its scale; an infinity or NaN in it makes its size one, too.
+    size = tl.zeros([BLOCK_N], tl.float32)
+    for start in tl.static_range(0, DP, DC):
+        inside = (row[:, None] < N) & (start + dim[None, :] < D)
+        x = tl.load(x_ptr + row[:, None] * stride_n + (start + dim[None, :]) * stride_d, inside, 0.0).to(tl.float32)
+        x = tl.where(inside, x - tl.load(center_ptr + start + dim, start + dim < D, 0.0)[None, :], 0.0)
+        size += tl.sum(tl.abs(x) * 0.0009765625, 1)
+    finite = size < float("inf")
+    e = tl.minimum(_exponent(size) + 10, 250)
+    scale = tl.where(finite, _power_of_two(261 - e), 1.0)
+    if VALID:
+        valid = finite & (row < N)
+        if HAS_KEEP:
+            valid = valid & (tl.load(keep_ptr + row, row < N, 0) != 0)
+        tl.store(valid_ptr + row, valid.to(tl.int8), row < N)
+        bad = tl.sum(((row < N) & (size != size) | (size == float("inf"))).to(tl.int64), 0)
+        if bad > 0:
+            tl.atomic_add(skipped_ptr, bad, sem="relaxed")
+
+    best = tl.full([BLOCK_N], float("inf"), tl.float32)
+    index = tl.zeros([BLOCK_N], tl.int32)
+    column = tl.arange(0, BLOCK_K)
+    if DC == DP:
+        hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
+        for tile in range(tiles):
+            code = tile * BLOCK_K + column
+            place = code[None, :].to(tl.int64) * DP + dim[:, None]
+            w_hi = tl.load(hi_ptr + place)
+            dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+            if EXACT:
+                dot = tl.dot(lo, w_hi, dot)
+                dot = tl.dot(hi, tl.load(lo_ptr + place), dot)
+            dot = tl.dot(hi, w_hi, dot)
+            best, index = _better(dot, scale, bias_ptr, scale_ptr, code, best, index)
+    else:
+        # One loop over (tile, chunk), so that loads run ahead across tiles.
+        dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for step in range(tiles * (DP // DC)):
+            code = step // (DP // DC) * BLOCK_K + column
+            chunk = (step % (DP // DC)) * DC
+            inside = (row[:, None] < N) & (chunk + dim[None, :] < D)
+            x = tl.load(x_ptr + row[:, None] * stride_n + (chunk + dim[None, :]) * stride_d, inside, 0.0)
+            x = x.to(tl.float32) - tl.load(center_ptr + chunk + dim, chunk + dim < D, 0.0)[None, :]
+            hi, lo = _split(tl.where(finite[:, None] & inside, x, 0.0), scale[:, None])
+            place = code[None, :].to(tl.int64) * DP + chunk + dim[:, None]
+            w_hi = tl.load(hi_ptr + place)
+            if EXACT:
+                dot = tl.dot(lo, w_hi, dot)
+                dot = tl.dot(hi, tl.load(lo_ptr + place), dot)
+            dot = tl.dot(hi, w_hi, dot)
+            if chunk == DP - DC:
+                best, index = _better(dot, scale, bias_ptr, scale_ptr, code, best, index)
+                dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    tl.store(index_ptr + row, index.to(tl.int64), row < N)
+
+
+@triton.jit
+def _gather_kernel(
+    x_ptr, index_ptr, valid_ptr, codes_ptr, q_ptr, error_ptr, number_ptr, sums_ptr, counts_ptr, unit_ptr,
+    N, K, D, copies, stride_n, stride_d,
+    STATS: tl.constexpr, FIXED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    index = tl.load(index_ptr + row, row < N, 0)
+    valid = tl.load(valid_ptr + row, row < N, 0) != 0
+    error = tl.zeros([BLOCK_N], tl.float32)
+    if STATS:
+        place = index + (tl.program_id(0) % copies).to(tl.int64) * K
+        alike, crowded = add_counts(counts_ptr, place, valid, BLOCK_N)
+    for start in range(0, D, BLOCK_D):
+        dim = start + tl.arange(0, BLOCK_D)
+        inside = (row[:, None] < N) & (dim[None, :] < D)
+        x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, inside, 0.0).to(tl.float32)
+        q = tl.load(codes_ptr + index[:, None] * D + dim[None, :], inside, 0.0)
+        tl.store(q_ptr + row[:, None] * D + dim[None, :], q.to(q_ptr.dtype.element_ty), inside)
+        inside = inside & valid[:, None]
+        apart = tl.where(inside, x - q, 0.0)
+        error += tl.sum(apart * apart, 1)
+        if STATS:
+            add_rows(sums_ptr, place, dim, D, x, valid, alike, crowded, unit_ptr, FIXED)
+    tl.store(error_ptr + tl.program_id(0), tl.sum(error, 0))
+    tl.store(number_ptr + tl.program_id(0), tl.sum(valid.to(tl.float32), 0))
+
+
+def tile_sizes(k: int, d: int, precision: str) -> tuple[int, int, int, int, int]:
+    """(BLOCK_N, BLOCK_K, DC, warps, stages) for a class of shapes, the fastest of those tried on one H200."""
+    padded = max(16, triton.next_power_of_2(d))
+    if padded <= 64:
+        return (64, 64, padded, 4, 2) if k <= 2048 else (128, 128, padded, 4, 2)
+    if padded == 128:
+        return (128, 128, padded, 8, 2) if precision == "exact" else (64, 128, padded, 4, 2)
+    if padded == 256:
+        return (128, 64, padded, 8, 1) if precision == "exact" else (64, 64, padded, 4, 2)
+    return 128, 128, CHUNK, 8, 3
+
+
+def nearest_triton(
+    x_ND: Tensor,
+    codes_KD: Tensor,
+    metric: str,
+    precision: str,
+    keep_N: Tensor | None = None,
+    valid_N: Tensor | None = None,
+    skipped: Tensor | None = None,
+    tiles: tuple[int, int, int, int, int] | None = None,
+) -> Tensor:
+    """Index int64 [N] of the closest code; valid_N (int8) and skipped (int64) are written to where given."""
+    (n, d), k = x_ND.shape, codes_KD.shape[0]
+    device = x_ND.device
+    index_N = torch.empty(n, dtype=torch.int64, device=device)
+    if n == 0:
+        return index_N
+    block_n, block_k, chunk, warps, stages = tiles or tile_sizes(k, d, precision)
+    padded = max(16, triton.next_power_of_2(d))
+    rows = triton.cdiv(k, block_k) * block_k
+    exact, euclidean = precision == "exact", metric == "euclidean"
+    codes_KD = codes_KD.contiguous()
+    center_D = codes_KD.mean(0) if euclidean else torch.zeros(d, device=device)
+    hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
+    lo = torch.empty_like(hi) if exact else hi
+    scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
+    with on_device(x_ND):
+        _codes_kernel[(triton.cdiv(rows, 16),)](
+            codes_KD, center_D, hi, lo, scale_K, bias_K, k, d,
+            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, DP=padded, BLOCK_K=16,
+        )  # fmt: skip
+        _search_kernel[(triton.cdiv(n, block_n),)](
+            x_ND, index_N if keep_N is None else keep_N, center_D, hi, lo, scale_K, bias_K,
+            index_N, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
+            n, d, rows // block_k, x_ND.stride(0), x_ND.stride(1),
+            HAS_KEEP=keep_N is not None, VALID=valid_N is not None, EXACT=exact,
+            DP=padded, DC=chunk, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return index_N
+
+
+def quantize_triton(
+    x_ND: Tensor,
+    codes_KD: Tensor,
+    keep_N: Tensor | None,
+    metric: str,
+    precision: str,
+    stats: bool,
+    deterministic: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the operation topovq::quantize returns (ops/quantize.py)."""
+    (n, d), k = x_ND.shape, codes_KD.shape[0]
+    device = x_ND.device
+    valid_N = torch.empty(n, dtype=torch.int8, device=device)
+    skipped = torch.zeros((), dtype=torch.int64, device=device)
+    codes_KD = codes_KD.contiguous()
+    index_N = nearest_triton(x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped)
+    q_ND = torch.empty(n, d, dtype=x_ND.dtype, device=device)
+    gathered = Stats(x_ND, k if stats else 0, deterministic)
+    block_d = min(64, triton.next_power_of_2(d))
+    block_n = max(1, 2048 // block_d)
+    programs = triton.cdiv(n, block_n)
+    parts = torch.zeros(2, programs, device=device)  # of the squared error, and of the number of valid vectors
+    if n:
+        with on_device(x_ND):
+            _gather_kernel[(programs,)](
+                x_ND, index_N, valid_N, codes_KD, q_ND, parts[0], parts[1],
+                gathered.sums, gathered.counts, gathered.unit,
+                n, k, d, gathered.copies, x_ND.stride(0), x_ND.stride(1),
+                STATS=stats, FIXED=deterministic, BLOCK_N=block_n, BLOCK_D=block_d,
+            )  # fmt: skip
+    error, number = parts.sum(1).unbind()
+    share = 1 / (number * d).clamp(min=1)
+    sums_KD, counts_K = gathered.total()
+    return q_ND, error * share, index_N, sums_KD, counts_K, skipped, valid_N.view(torch.bool), share
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, scale_ptr, share_ptr, x_ptr, q_ptr, valid_ptr, out_ptr,
+    N, D, grad_n, grad_d, stride_n, stride_d,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = (row[:, None] < N) & (dim[None, :] < D)
+    valid = tl.load(valid_ptr + row, row < N, 0) != 0
+    factor = 2 * tl.load(scale_ptr).to(tl.float32) * tl.load(share_ptr)
+    grad = tl.load(grad_ptr + row[:, None] * grad_n + dim[None, :] * grad_d, inside, 0.0).to(tl.float32)
+    x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, inside, 0.0).to(tl.float32)
+    q = tl.load(q_ptr + row[:, None] * D + dim[None, :], inside, 0.0).to(tl.float32)
+    out = grad + factor * tl.where(valid[:, None], x - q, 0.0)
+    tl.store(out_ptr + row[:, None] * D + dim[None, :], out.to(out_ptr.dtype.element_ty), inside)
+
+
+def backward_triton(
+    grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, q_ND: Tensor, valid_N: Tensor, share: Tensor
+) -> Tensor:
+    """grad_q + 2 grad_error share (x - q) where valid, in the type of x."""
+    n, d = x_ND.shape
+    out_ND = torch.empty(n, d, dtype=x_ND.dtype, device=x_ND.device)
+    if n:
+        block_d = min(256, triton.next_power_of_2(d))
+        block_n = max(1, 4096 // block_d)
+        with on_device(x_ND):
+            _backward_kernel[(triton.cdiv(n, block_n), triton.cdiv(d, block_d))](
+                grad_ND, grad_error, share, x_ND, q_ND, valid_N.view(torch.int8), out_ND,
+                n, d, grad_ND.stride(0), grad_ND.stride(1), x_ND.stride(0), x_ND.stride(1),
+                BLOCK_N=block_n, BLOCK_D=block_d,
+            )  # fmt: skip
+    return out_ND

@@ -1,0 +1,134 @@
+"""Smoothing and moving the codes on CUDA: two launches, whatever the neighborhood's window.
+
+Legend: K codes, D dimensions, M steps on the map (0 where the statistics are smoothed already).
+    counts   c~ = c + sum_m weight_m c_{k + step_m};   N = decay N + beta c~
+    codes    S~ likewise;   m = decay m + beta S~;   w = m / N~   (codebook.py)
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topovq.ops.triton_stats import on_device
+
+COUNTS = 1024  # codes per program of the first launch
+
+
+@triton.jit
+def _neighbor(
+    code, m, steps_ptr, n0, n1, n2,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
+):  # fmt: skip
+    """(place, whether it is on the grid) of step m from each code; grids have three axes here, the first of them 1."""
+    c0, c1, c2 = code // (n1 * n2), (code // n2) % n1, code % n2
+    s0 = tl.load(steps_ptr + 3 * m)
+    s1 = tl.load(steps_ptr + 3 * m + 1)
+    s2 = tl.load(steps_ptr + 3 * m + 2)
+    if HEXAGONAL:
+        # Steps along a row count half cells; from an odd row an odd step leads one column further.
+        s2 = (s2 + (s1 & 1) * (2 * (c1 & 1) - 1)) >> 1
+    a0, a1, a2 = c0 + s0, c1 + s1, c2 + s2
+    if WRAP0:
+        a0 = (a0 + n0) % n0
+    if WRAP1:
+        a1 = (a1 + n1) % n1
+    if WRAP2:
+        a2 = (a2 + n2) % n2
+    on = (a0 >= 0) & (a0 < n0) & (a1 >= 0) & (a1 < n1) & (a2 >= 0) & (a2 < n2)
+    return (a0 * n1 + a1) * n2 + a2, on
+
+
+@triton.jit
+def _counts_kernel(
+    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, weights_ptr,
+    K, M, n0, n1, n2, decay,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    batch = tl.load(batch_ptr + code, code < K, 0.0)
+    for m in range(M):
+        place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+        batch += tl.load(weights_ptr + m) * tl.load(batch_ptr + place, on & (code < K), 0.0)
+    tl.store(smoothed_ptr + code, batch, code < K)
+    counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * batch
+    tl.store(total_ptr + tl.program_id(0), tl.sum(tl.where(code < K, counts, 0.0), 0))
+    tl.store(live_ptr + tl.program_id(0), tl.sum(tl.load(raw_ptr + code, code < K, 0.0), 0))
+
+
+@triton.jit
+def _codes_kernel(
+    batch_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, weights_ptr,
+    codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
+    K, D, M, programs, n0, n1, n2, decay, eps,
+    UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
+    BLOCK_K: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    part = tl.arange(0, PROGRAMS)
+    total = tl.sum(tl.load(total_ptr + part, part < programs, 0.0), 0)
+    vectors = tl.sum(tl.load(live_ptr + part, part < programs, 0.0), 0)
+    code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = (code < K) & (vectors + tl.zeros([BLOCK_K], tl.float32) > 0)
+    dim = tl.arange(0, DP)
+    inside = (code[:, None] < K) & (dim[None, :] < D)
+    here = code[:, None].to(tl.int64) * D + dim[None, :]
+    batch = tl.load(batch_ptr + here, inside, 0.0)
+    for m in range(M):
+        place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+        there = place[:, None].to(tl.int64) * D + dim[None, :]
+        batch += tl.load(weights_ptr + m) * tl.load(batch_ptr + there, inside & on[:, None], 0.0)
+    received = tl.load(smoothed_ptr + code, code < K, 0.0)
+    sums = decay * tl.load(sums_ptr + here, inside, 0.0) + (1 - decay) * batch
+    counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * received
+    moves = live & (tl.load(frozen_ptr + code, code < K, 1) == 0)
+    divisor = counts
+    if UPDATE_EMPTY:
+        divisor = (counts + eps) / (total + K * eps) * total
+        if CARRIED:
+            counts = divisor
+    else:
+        moves = moves & (received > 0)
+    codes = sums / divisor[:, None]
+    if COSINE:
+        codes = codes / tl.maximum(tl.sqrt(tl.sum(tl.where(inside, codes * codes, 0.0), 1)), 1e-12)[:, None]
+    tl.store(sums_ptr + here, sums, inside & moves[:, None])
+    tl.store(codes_ptr + here, codes, inside & moves[:, None])
+    tl.store(counts_ptr + code, counts, moves)
+    hits = decay * tl.load(hits_ptr + code, code < K, 0.0) + (1 - decay) * tl.load(raw_ptr + code, code < K, 0.0)
+    tl.store(hits_ptr + code, hits, live)
+    if tl.program_id(0) == 0:
+        tl.store(step_ptr, tl.load(step_ptr) + tl.where(vectors > 0, 1, 0))
+
+
+def update_triton(
+    codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, hits_K: Tensor, step: Tensor, frozen_K: Tensor,
+    batch_KD: Tensor, batch_K: Tensor, raw_K: Tensor, steps_M3: Tensor, weights_M: Tensor,
+    shape: tuple[int, ...], wrap: tuple[bool, ...], hexagonal: bool,
+    decay: float, eps: float, update_empty: bool, carried: bool, cosine: bool,
+) -> None:  # fmt: skip
+    """Move codes, sums, counts, hits and step in place (float32, contiguous; grids of up to 3 axes)."""
+    k, d = codes_KD.shape
+    device = codes_KD.device
+    sizes = (1,) * (3 - len(shape)) + tuple(shape)
+    wraps = (False,) * (3 - len(wrap)) + tuple(wrap)
+    lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": hexagonal}
+    programs = triton.cdiv(k, COUNTS)
+    total, live = torch.empty(programs, device=device), torch.empty(programs, device=device)
+    smoothed_K = torch.empty_like(counts_K)
+    padded = triton.next_power_of_2(d)
+    block = max(1, 2048 // padded)
+    with on_device(codes_KD):
+        _counts_kernel[(programs,)](
+            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, weights_M,
+            k, len(weights_M), *sizes, decay, BLOCK=COUNTS, **lattice,
+        )  # fmt: skip
+        _codes_kernel[(triton.cdiv(k, block),)](
+            batch_KD, raw_K, smoothed_K, total, live, steps_M3, weights_M,
+            codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
+            k, d, len(weights_M), programs, *sizes, decay, eps,
+            UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
+            BLOCK_K=block, DP=padded, PROGRAMS=triton.next_power_of_2(programs), **lattice,
+        )  # fmt: skip

@@ -1,0 +1,107 @@
+"""update: one step of Kohonen's mini-batch rule on a codebook's state, in place (the equations are in codebook.py)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from topovq.grid import Grid
+from topovq.ops.kernel import Kernel
+from topovq.ops.smooth import method, smooth, step_table
+
+
+def update(
+    codes_KD: Tensor,
+    sums_KD: Tensor,
+    counts_K: Tensor,
+    hits_K: Tensor,
+    step: Tensor,
+    frozen_K: Tensor,
+    batch_KD: Tensor,
+    batch_K: Tensor,
+    grid: Grid,
+    kernel: Kernel,
+    *,
+    decay: float,
+    eps: float,
+    update_empty: bool,
+    carried: bool,
+    cosine: bool,
+) -> None:
+    """Move the codes, their statistics and the step by a batch's sums and counts; nothing moves for an empty batch."""
+    _update(
+        codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K,
+        list(grid.shape), list(grid.wrap), grid.topology, kernel.kind, kernel.width, kernel.strength, kernel.widest,
+        decay, eps, update_empty, carried, cosine,
+    )  # fmt: skip
+
+
+@torch.library.custom_op(
+    "topovq::update", mutates_args=("codes_KD", "sums_KD", "counts_K", "hits_K", "step")
+)  # fmt: skip
+def _update(
+    codes_KD: Tensor,
+    sums_KD: Tensor,
+    counts_K: Tensor,
+    hits_K: Tensor,
+    step: Tensor,
+    frozen_K: Tensor,
+    batch_KD: Tensor,
+    batch_K: Tensor,
+    shape: list[int],
+    wrap: list[bool],
+    topology: str,
+    kind: str,
+    width: Tensor,
+    strength: Tensor,
+    widest: float,
+    decay: float,
+    eps: float,
+    update_empty: bool,
+    carried: bool,
+    cosine: bool,
+) -> None:
+    grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap))
+    kernel = Kernel(kind, width, strength, widest)
+    if codes_KD.is_cuda and codes_KD.dtype == torch.float32 and grid.ndim <= 3:
+        from topovq.ops.triton_update import update_triton
+
+        if method(grid, kernel) == "box":
+            smooth_KD, smooth_K = batch_KD, batch_K
+            steps_M3, lengths_M = step_table(grid, widest, codes_KD.device)
+            weights_M = kernel.weight(lengths_M).float()
+        else:
+            smooth_KD, smooth_K = smooth(batch_KD, batch_K, grid, kernel)
+            steps_M3, weights_M = batch_K.new_empty(0, 3, dtype=torch.int32), batch_K.new_empty(0)
+        update_triton(
+            codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, smooth_KD.contiguous(), smooth_K.contiguous(), batch_K,
+            steps_M3, weights_M, grid.shape, grid.wrap, topology == "hexagonal",
+            decay, eps, update_empty, carried, cosine,
+        )  # fmt: skip
+        return
+    live = batch_K.sum() > 0
+    hits_K.copy_(torch.where(live, decay * hits_K + (1 - decay) * batch_K, hits_K))
+    batch_KD, batch_K = smooth(batch_KD, batch_K, grid, kernel)
+    sums = decay * sums_KD + (1 - decay) * batch_KD
+    counts = decay * counts_K + (1 - decay) * batch_K
+    moves_K = live & ~frozen_K
+    divisor = counts
+    if update_empty:
+        total = counts.sum()
+        divisor = (counts + eps) / (total + counts.numel() * eps) * total
+        counts = divisor if carried else counts
+    else:
+        moves_K = moves_K & (batch_K > 0)
+    codes = sums / divisor[:, None]
+    if cosine:
+        codes = torch.nn.functional.normalize(codes, dim=1)
+    moves_K1 = moves_K[:, None]
+    codes_KD.copy_(torch.where(moves_K1, codes, codes_KD))
+    sums_KD.copy_(torch.where(moves_K1, sums, sums_KD))
+    counts_K.copy_(torch.where(moves_K, counts, counts_K))
+    step += live
+
+
+@_update.register_fake
+def _(*_: object) -> None:
+    return None

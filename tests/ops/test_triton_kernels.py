@@ -1,0 +1,413 @@
+"""The Triton kernels: what they promise, not how they are launched. Without a GPU they run in Triton's interpreter.
+
+A kernel's error is judged against the plain path's own error to float64.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+from topovq.grid import Grid
+from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops.accumulate import accumulate, accumulate_reference
+from topovq.ops.kernel import Kernel
+from topovq.ops.nearest import METRICS, nearest
+from topovq.ops.quantize import Choice, quantize
+from topovq.ops.smooth import method, smooth, step_table
+from topovq.ops.triton_search import backward_triton, nearest_triton, quantize_triton
+from topovq.ops.triton_stats import accumulate_triton
+from topovq.ops.triton_update import update_triton
+from topovq.ops.update import update
+
+# NumPy, which the interpreter computes with, warns where a kernel meets NaN or fills a tile up with zeros.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero encountered")
+
+NAN, INF = float("nan"), float("inf")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# The kernels, called as the operations call them on CUDA
+
+
+def kernel_nearest(
+    x: torch.Tensor, codes: torch.Tensor, metric: str = "euclidean", precision: str = "exact"
+) -> torch.Tensor:
+    return nearest_triton(x.to(DEVICE), codes.to(DEVICE), metric, precision).cpu()
+
+
+def kernel_accumulate(
+    x: torch.Tensor, index: torch.Tensor, num_codes: int, deterministic: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sums, counts = accumulate_triton(x.to(DEVICE), index.to(DEVICE), num_codes, deterministic)
+    return sums.cpu(), counts.cpu()
+
+
+def kernel_quantize(
+    x: torch.Tensor, codes: torch.Tensor, keep: torch.Tensor | None = None, metric: str = "euclidean"
+) -> Choice:
+    keep = keep if keep is None else keep.to(DEVICE)
+    return Choice(
+        *(part.cpu() for part in quantize_triton(x.to(DEVICE), codes.to(DEVICE), keep, metric, "exact", True)[:6])
+    )
+
+
+def kernel_backward(*arguments: torch.Tensor) -> torch.Tensor:
+    return backward_triton(*(argument.to(DEVICE) for argument in arguments)).cpu()
+
+
+def kernel_update(state: list[torch.Tensor], grid: Grid, kernel: Kernel, **rule: float | bool) -> None:
+    """Change (codes, sums, counts, hits, step, frozen) by the sums and counts of a batch that follow them."""
+    book, (batch_sums, batch_counts) = [part.to(DEVICE) for part in state[:6]], state[6:]
+    steps, weights = torch.empty(0, 3, dtype=torch.int32), torch.empty(0)
+    smooth_sums, smooth_counts = batch_sums, batch_counts
+    if method(grid, kernel) == "box":
+        steps, lengths = step_table(grid, kernel.widest, torch.device("cpu"))
+        weights = kernel.weight(lengths).float()
+    else:
+        smooth_sums, smooth_counts = smooth(batch_sums, batch_counts, grid, kernel)
+    statistics = (smooth_sums.contiguous(), smooth_counts.contiguous(), batch_counts, steps, weights)
+    update_triton(
+        *book, *(part.to(DEVICE) for part in statistics), grid.shape, grid.wrap, grid.topology == "hexagonal", **rule
+    )
+    for part, moved in zip(state, book):
+        part.copy_(moved)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+# nearest
+
+
+def excess(index: torch.Tensor, x: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor:
+    """How much worse than the closest each chosen code is, in float64 and relative to the spread of scores."""
+    assert index.dtype == torch.int64
+    assert index.shape == x.shape[:1]
+    assert ((index >= 0) & (index < len(codes))).all()
+    x, codes = x.double(), codes.double()
+    if metric == "euclidean":
+        score = torch.cdist(x, codes, compute_mode="donot_use_mm_for_euclid_dist").square()
+    else:
+        score = -(x @ (torch.nn.functional.normalize(codes, dim=1) if metric == "cosine" else codes).T)
+    best, worst = score.aminmax(dim=1)
+    return (score.gather(1, index[:, None])[:, 0] - best) / (worst - best).clamp(min=1e-30)
+
+
+def assert_as_good_as_plain(x: torch.Tensor, codes: torch.Tensor, metric: str = "euclidean") -> None:
+    plain = excess(nearest(x, codes, metric), x, codes, metric)
+    kernel = excess(kernel_nearest(x, codes, metric), x, codes, metric)
+    assert kernel.max() <= 2 * plain.max() + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "d"), [(1, 1, 1), (1, 70, 3), (70, 1, 3), (63, 65, 17), (64, 64, 64), (130, 129, 5), (3, 200, 130)]
+)
+def test_nearest_on_sizes_beside_the_tiles(n, k, d):
+    assert_as_good_as_plain(noise(n, d), noise(k, d, seed=1))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_nearest_at_every_scale_and_metric(metric, scale):
+    assert_as_good_as_plain(noise(40, 9) * scale, noise(70, 9, seed=1) * scale, metric)
+
+
+def test_nearest_far_from_the_origin():
+    assert_as_good_as_plain(noise(40, 9) + 1e4, noise(70, 9, seed=1) + 1e4)
+
+
+def test_nearest_of_nothing():
+    index = kernel_nearest(torch.zeros(0, 5), noise(7, 5))
+    assert index.shape == (0,)
+    assert index.dtype == torch.int64
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 4), (30, 4), (64, 3), (100, 20)])
+def test_nearest_takes_the_first_of_codes_that_are_the_same(k, d):
+    # Copies in the same tile and in other tiles.
+    x, codes = noise(50, d), noise(k, d, seed=1)
+    index = kernel_nearest(x, codes.repeat(3, 1))
+    assert (index < k).all()
+    assert torch.equal(index, nearest(x, codes))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_nearest_gives_odd_vectors_a_valid_index_and_disturbs_no_other(metric):
+    x, codes = noise(12, 3), noise(70, 3, seed=1)
+    expected = kernel_nearest(x, codes, metric)
+    x[1] = NAN
+    x[3, 0] = NAN
+    x[5] = INF
+    x[7, 2] = -INF
+    x[9] = torch.tensor([INF, -INF, NAN])
+    index = kernel_nearest(x, codes, metric)
+    assert ((index >= 0) & (index < 70)).all()
+    assert torch.equal(index[::2], expected[::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_nearest_takes_half_precision(dtype):
+    x, codes = noise(40, 9).to(dtype), noise(70, 9, seed=1)
+    assert torch.equal(kernel_nearest(x, codes), kernel_nearest(x.float(), codes))
+
+
+def test_nearest_takes_any_layout():
+    x, codes = noise(40, 9), noise(70, 9, seed=1)
+    expected = kernel_nearest(x, codes)
+    for vectors in (x.T.contiguous().T, x.repeat_interleave(2, 0)[::2], torch.stack([x, x], 2)[..., 0]):
+        assert torch.equal(kernel_nearest(vectors, codes), expected)
+    assert torch.equal(kernel_nearest(x, codes.T.contiguous().T), expected)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_fast_search_is_right_to_eleven_bits(metric):
+    x, codes = noise(100, 20), noise(130, 20, seed=1)
+    index = kernel_nearest(x, codes, metric, "fast")
+    assert excess(index, x, codes, metric).max() < 2**-8
+    assert (index == nearest(x, codes, metric)).float().mean() > 0.95
+
+
+# accumulate
+
+
+def assert_sums_as_good_as_plain(x: torch.Tensor, index: torch.Tensor, k: int) -> None:
+    exact_sums, exact_counts = accumulate_reference(x.double(), index, k)
+    sums, counts = kernel_accumulate(x, index, k)
+    plain, _ = accumulate(x, index, k)
+    assert sums.shape == exact_sums.shape
+    assert sums.dtype == counts.dtype == torch.float32
+    kernel_error, plain_error = (sums - exact_sums).abs().amax(), (plain - exact_sums).abs().amax()
+    assert kernel_error <= 2 * plain_error + 1e-7 * exact_sums.abs().amax()
+    assert torch.equal(counts.double(), exact_counts)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 1), (1, 9, 3), (63, 5, 17), (64, 64, 64), (200, 3, 70), (130, 1, 2)])
+def test_accumulate(n, k, d, scale):
+    index = torch.randint(-1, k, (n,), generator=torch.Generator().manual_seed(n))
+    assert_sums_as_good_as_plain(noise(n, d) * scale, index, k)
+
+
+def test_accumulate_nothing():
+    for x, index in (
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)),
+        (torch.ones(70, 3), torch.full((70,), -1)),
+    ):
+        sums, counts = kernel_accumulate(x, index, 4)
+        assert torch.equal(sums, torch.zeros(4, 3))
+        assert torch.equal(counts, torch.zeros(4))
+
+
+def test_accumulate_leaves_out_whatever_has_no_index():
+    x, index = noise(70, 5), torch.arange(70) % 6
+    x[::7], index[::7] = NAN, -1
+    x[3::7], index[3::7] = INF, -1
+    sums, counts = kernel_accumulate(x, index, 6)
+    kept = index >= 0
+    expected_sums, expected_counts = accumulate(x[kept], index[kept], 6)
+    torch.testing.assert_close(sums, expected_sums)
+    assert torch.equal(counts, expected_counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_accumulate_adds_half_precision_up_in_float32(dtype):
+    # 600 ones: in bfloat16 the sum would stop at 256.
+    sums, counts = kernel_accumulate(torch.ones(600, 2, dtype=dtype), torch.zeros(600, dtype=torch.int64), 1)
+    assert sums.tolist() == [[600, 600]]
+    assert counts.tolist() == [600]
+
+
+def test_accumulate_in_fixed_point():
+    x, index = noise(200, 70) * 1e4, torch.arange(200) % 5 - 1
+    x[0] = NAN  # left out
+    for deterministic in (True, False):
+        sums, counts = kernel_accumulate(x, index, 4, deterministic)
+        exact_sums, exact_counts = accumulate_reference(x.double(), index, 4)
+        assert sums.dtype == torch.float32
+        torch.testing.assert_close(sums.double(), exact_sums, rtol=1e-6, atol=1e-1)
+        assert torch.equal(counts.double(), exact_counts)
+    # Only the order of tiles may change from run to run: integers add up to the same.
+    shuffled = torch.cat([torch.arange(64, 128), torch.arange(64), torch.arange(128, 200)])
+    again, _ = kernel_accumulate(x[shuffled], index[shuffled], 4, True)
+    assert torch.equal(again, kernel_accumulate(x, index, 4, True)[0])
+
+
+def test_accumulate_takes_any_layout():
+    x, index = noise(70, 6), torch.arange(70) % 5 - 1
+    expected_sums, expected_counts = kernel_accumulate(x, index, 4)
+    for vectors in (x.T.contiguous().T, x.repeat_interleave(2, 0)[::2], torch.stack([x, x], 2)[..., 0]):
+        for indices in (index, index.repeat_interleave(2)[::2]):
+            sums, counts = kernel_accumulate(vectors, indices, 4)
+            torch.testing.assert_close(sums, expected_sums)
+            assert torch.equal(counts, expected_counts)
+
+
+# quantize: search, gather, error and statistics in one pass
+
+
+def odd_batch(n: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors, some of them with NaN or infinity, and which of them to keep."""
+    x = noise(n, d)
+    x[3::11, 0] = NAN
+    x[5::13] = INF
+    return x, torch.arange(n) % 4 != 2
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 1), (70, 9, 3), (130, 140, 20)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_quantize(metric, n, k, d, masked):
+    x, keep = odd_batch(n, d)
+    codes = noise(k, d, seed=1)
+    if metric == "cosine":
+        x, codes = torch.nn.functional.normalize(x, dim=1), torch.nn.functional.normalize(codes, dim=1)
+    keep = keep if masked else None
+    got, plain = kernel_quantize(x, codes, keep, metric), quantize(x, codes, keep, metric, stats=True)
+    finite = x.isfinite().all(1)
+    valid = finite if keep is None else finite & keep
+    assert torch.equal(got.index_N[finite], plain.index_N[finite])
+    assert ((got.index_N >= 0) & (got.index_N < k)).all()
+    assert torch.equal(got.q_ND, codes[got.index_N])
+    assert got.skipped.item() == (~finite).sum().item()
+    # In float64, by definition.
+    x, codes, index = x[valid].double(), codes.double(), got.index_N[valid]
+    error = (x - codes[index]).square().mean() if valid.any() else torch.zeros(())
+    assert got.error.item() == pytest.approx(error.item(), rel=1e-5)
+    sums, counts = accumulate_reference(x, index, k)
+    torch.testing.assert_close(got.sums_KD.double(), sums, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got.counts_K.double(), counts)
+
+
+def test_quantize_nothing():
+    got = kernel_quantize(torch.zeros(0, 3), noise(5, 3))
+    assert got.q_ND.shape == (0, 3)
+    assert got.index_N.shape == (0,)
+    assert got.error.item() == 0
+    assert torch.equal(got.sums_KD, torch.zeros(5, 3))
+    assert torch.equal(got.counts_K, torch.zeros(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_quantize_keeps_the_type_of_vectors_and_statistics_in_float32(dtype):
+    x, codes = noise(70, 5).to(dtype), noise(9, 5, seed=1)
+    got, wide = kernel_quantize(x, codes), kernel_quantize(x.float(), codes)
+    assert got.q_ND.dtype == dtype
+    torch.testing.assert_close(got.q_ND.float(), wide.q_ND, rtol=2**-7, atol=0)  # the interpreter rounds down
+    for name in ("error", "index_N", "sums_KD", "counts_K"):
+        assert torch.equal(getattr(got, name), getattr(wide, name)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_quantize(dtype):
+    # grad_q + 2 * grad_error * weight * (x - q); a vector of weight 0 passes grad_q on, whatever it holds.
+    x, grad, q = (noise(70, 5, seed=seed).to(dtype) for seed in range(3))
+    valid = torch.arange(70) % 3 != 0
+    x[::6] = NAN
+    got = kernel_backward(grad.T.contiguous().T, torch.tensor(1.5), x, q, valid, torch.tensor(0.2))
+    assert got.dtype == dtype
+    x, grad, q = x.double(), grad.double(), q.double()
+    expected = grad + torch.where(valid[:, None], 2 * 1.5 * 0.2 * (x - q), 0)
+    torch.testing.assert_close(got.double(), expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
+# update: smoothing and the mini-batch rule in one pass
+
+RULE = {"decay": 0.75, "eps": 1e-5, "update_empty": True, "carried": True, "cosine": False}
+
+
+def book_state(size: int, d: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """codes, sums, counts, hits, step, frozen, and the sums and counts of a batch that chose half of the codes."""
+    codes, sums, batch_sums = (noise(size, d, seed=seed).to(dtype) for seed in range(3))
+    counts, hits = noise(size, seed=3).abs().to(dtype) + 0.1, noise(size, seed=4).abs().to(dtype)
+    batch_counts = (torch.arange(size) % 4 % 3).to(dtype)
+    batch_sums = batch_sums * batch_counts[:, None]
+    return [codes, sums, counts, hits, torch.tensor(7), torch.arange(size) % 5 == 4, batch_sums, batch_counts]
+
+
+def assert_update_as_good_as_plain(grid: Grid, kernel: Kernel, d: int = 4, **changes: float | bool) -> None:
+    rule = {**RULE, **changes}
+    kernel_state, plain, exact = (
+        book_state(grid.size, d),
+        book_state(grid.size, d),
+        book_state(grid.size, d, torch.float64),
+    )
+    kernel_update(kernel_state, grid, kernel, **rule)
+    update(*plain, grid, kernel, **rule)
+    update(*exact, grid, kernel, **rule)
+    for name, got, near, truth in zip(
+        ("codes", "sums", "counts", "hits", "step", "frozen"), kernel_state, plain, exact
+    ):
+        assert got.dtype == near.dtype
+        error, plain_error = ((each.double() - truth.double()).abs().amax() for each in (got, near))
+        assert error <= 2 * plain_error + 1e-6 * truth.double().abs().amax(), name
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid(1),
+        Grid(5),
+        Grid(2, wrap=True),
+        Grid(40, wrap=True),
+        Grid((4, 9)),
+        Grid((2, 5), wrap=True),
+        Grid((5, 4), wrap=(False, True)),
+        Grid((3, 4, 5)),
+        Grid((3, 2, 4), wrap=(True, True, False)),
+        Grid((5, 4), topology="hexagonal"),
+        Grid((6, 5), topology="hexagonal", wrap=True),
+        Grid((2, 2), topology="hexagonal", wrap=True),
+        Grid((5, 4), topology="hexagonal", wrap=(False, True)),
+        Grid((33, 32)),  # more codes than one program counts
+    ],
+    ids=str,
+)
+def test_update_with_a_window(grid):
+    kernel = Neighborhood("hard", grid).kernel(torch.tensor(7))
+    assert method(grid, kernel) == "box"
+    assert_update_as_good_as_plain(grid, kernel)
+    wider = Neighborhood("hard", grid, schedule=Schedule.linear(2.3, 1, 10)).kernel(torch.tensor(3))
+    assert_update_as_good_as_plain(grid, wider)
+
+
+@pytest.mark.parametrize("kind", ["none", "gaussian", "exponential"])
+def test_update_with_statistics_that_are_smoothed_before(kind):
+    grid = Grid((4, 9))
+    for update_empty in (True, False):  # without a neighborhood half of the codes receive nothing
+        assert_update_as_good_as_plain(
+            grid, Neighborhood(kind, grid).kernel(torch.tensor(7)), update_empty=update_empty
+        )
+
+
+@pytest.mark.parametrize("d", [1, 3, 64, 100])
+@pytest.mark.parametrize("update_empty", [True, False])
+@pytest.mark.parametrize("carried", [True, False])
+@pytest.mark.parametrize("cosine", [True, False])
+def test_update_in_every_form_of_the_rule(d, update_empty, carried, cosine):
+    grid = Grid((3, 5))
+    kernel = Neighborhood("hard", grid).kernel(torch.tensor(7))
+    assert_update_as_good_as_plain(grid, kernel, d, update_empty=update_empty, carried=carried, cosine=cosine)
+
+
+def test_update_by_hand():
+    # Codes 0, 2, 6 on a line, hard at t = 10, decay = 0.75, no smoothing of counts: test_codebook.py works it out.
+    codes, counts, hits, step = torch.tensor([[0.0], [2.0], [6.0]]), torch.ones(3), torch.zeros(3), torch.tensor(10)
+    book = [codes, codes.clone(), counts, hits, step, torch.zeros(3, dtype=torch.bool)]
+    batch = [torch.tensor([[-1.0], [4.0], [8.0]]), torch.tensor([1.0, 2.0, 1.0])]
+    kernel = Neighborhood("hard", Grid(3)).kernel(step)
+    kernel_update(book + batch, Grid(3), kernel, **{**RULE, "update_empty": False})
+    torch.testing.assert_close(codes, torch.tensor([[0.2], [2.25], [5.6]]))
+    assert counts.tolist() == [1.25, 1.5, 1.25]
+    assert hits.tolist() == [0.25, 0.5, 0.25]
+    assert step.item() == 11
+
+
+def test_update_from_nothing_changes_nothing():
+    grid = Grid((3, 5))
+    state, before = book_state(15, 4), book_state(15, 4)
+    for tensor in state[6:]:
+        tensor.zero_()
+    kernel_update(state, grid, Neighborhood("hard", grid).kernel(torch.tensor(7)), **RULE)
+    for got, was in zip(state[:6], before):
+        assert torch.equal(got, was)
