@@ -37,7 +37,8 @@ CASES: dict[str, dict[str, Any]] = {
     "vqvae2 256x256, batch 128": {"model": "vqvae2", "size": 256, "images": 512, "resident": False},
 }
 QUANTIZERS: dict[str, dict[str, Any]] = {
-    "kohonen hard": {"quantizer": "kohonen"},
+    "kohonen": {"quantizer": "kohonen"},
+    "kohonen hard": {"quantizer": "kohonen", "quantizer_options": {"neighborhood": "hard"}},
     "kohonen gaussian": {"quantizer": "kohonen", "quantizer_options": {"neighborhood": "gaussian"}},
     "ema": {"quantizer": "ema"},
     "gradient": {"quantizer": "gradient"},
