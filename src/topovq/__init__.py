@@ -1,5 +1,6 @@
 """A vector quantizer whose codes live on a map."""
 
+from topovq import convert
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, Quantized, ResidualVQ, SoftKohonenVQ
@@ -13,5 +14,6 @@ __all__ = [
     "ResidualVQ",
     "Schedule",
     "SoftKohonenVQ",
+    "convert",
 ]
 __version__ = "0.1.0"

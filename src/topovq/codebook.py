@@ -47,6 +47,7 @@ class Codebook(nn.Module):
     initialized: Tensor  # bool
     pending: Tensor | None  # statistics of forwards that are still to be learned from
     codes_before: Tensor | None  # [K, D], the codes before the last update
+    step_before: Tensor | None  # int64, its number
 
     def __init__(
         self,
@@ -116,6 +117,7 @@ class Codebook(nn.Module):
         self.is_initialized = not kmeans_init
         self.register_buffer("pending", None, persistent=False)
         self.register_buffer("codes_before", None, persistent=False)
+        self.register_buffer("step_before", None, persistent=False)
 
     @property
     def size(self) -> int:
@@ -223,12 +225,19 @@ class Codebook(nn.Module):
         finally:
             self.accumulating = False
 
-    def remember_codes(self) -> None:
-        """Keep the codes as they are now, for a forward that will be run once more in the backward pass."""
-        if self.codes_before is None:
-            self.codes_before = self.codes.detach().clone()
+    def remember(self) -> None:
+        """Keep codes and step as they are now, for a forward that will be run once more in the backward pass."""
+        if self.codes_before is None or self.step_before is None:
+            self.codes_before, self.step_before = self.codes.detach().clone(), self.step.clone()
         else:
             self.codes_before.copy_(self.codes.detach())
+            self.step_before.copy_(self.step)
+
+    def remembered(self) -> tuple[Tensor, Tensor]:
+        """(codes, step) as they were kept; as they are, where nothing was."""
+        if self.codes_before is None or self.step_before is None:
+            return self.codes, self.step
+        return self.codes_before, self.step_before
 
     # Reading how it goes
 

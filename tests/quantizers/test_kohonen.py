@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from topovq import Grid, KohonenVQ, Schedule
+from topovq import Grid, KohonenVQ, Schedule, SoftKohonenVQ
 
 LAYOUTS = [
     ({}, (2, 7, 6), (2, 7)),
@@ -274,10 +274,11 @@ def test_gradient_accumulation_equals_one_large_batch():
     assert parts.step.item() == 2
 
 
+@pytest.mark.parametrize("make", [KohonenVQ, SoftKohonenVQ])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing_updates_once_with_the_right_gradient(reentrant):
+def test_activation_checkpointing_updates_once_with_the_right_gradient(reentrant, make):
     torch.manual_seed(0)
-    plain, checked = KohonenVQ(4, 16), KohonenVQ(4, 16)
+    plain, checked = make(4, 16, decay=0.5), make(4, 16, decay=0.5)
     checked.load_state_dict(plain.state_dict())
     layer = nn.Linear(4, 4)
     for step in range(3):

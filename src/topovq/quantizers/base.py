@@ -118,7 +118,7 @@ class Quantizer(nn.Module):
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, frozen: bool) -> Quantized:
         """Search, gather, learn, and let the gradient past: for one codebook."""
         learns = self.training and not frozen
-        recomputes = learns and _in_backward()
+        recomputes = learns and in_backward()
         if book.metric == "cosine":
             x_ND = nn.functional.normalize(x_ND, dim=1)
         valid_N = None
@@ -129,9 +129,9 @@ class Quantizer(nn.Module):
             if not book.is_initialized:
                 assert valid_N is not None
                 book.initialize(x_ND.detach(), valid_N)
-            if _may_be_recomputed():
-                book.remember_codes()
-        codes_KD = book.codes_before if recomputes and book.codes_before is not None else book.codes
+            if may_be_recomputed():
+                book.remember()
+        codes_KD = book.remembered()[0] if recomputes else book.codes
         choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=learns and not recomputes)
         loss = self.commitment_weight * choice.error + self._codebook_loss(book, x_ND, choice.index_N, keep_N, learns)
         if learns and not recomputes:
@@ -332,12 +332,12 @@ FORWARD_ADVICE = {
 }
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Whether a backward pass is running: then this forward is activation checkpointing's second one."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def _may_be_recomputed() -> bool:
+def may_be_recomputed() -> bool:
     """Whether activation checkpointing may run this forward again: it either disables gradients or packs tensors."""
     if torch.compiler.is_compiling():
         return False

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.neighborhood import Schedule
-from topovq.quantizers.base import Quantized, _in_backward
+from topovq.quantizers.base import Quantized, in_backward, may_be_recomputed
 from topovq.quantizers.kohonen import KohonenVQ
 
 SCORES = 2**24  # softmax weights that exist at a time: 64 MiB
@@ -49,14 +49,18 @@ class SoftKohonenVQ(KohonenVQ):
         finite_N = x_ND.detach().isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
         with torch.autocast(x_ND.device.type, enabled=False):
-            learns = not frozen and not _in_backward()
+            recomputes = in_backward()
+            learns = not frozen and not recomputes
             if learns and not book.is_initialized:
                 book.initialize(x_ND.detach(), valid_N)
-            scale = 1 / (self.temperature(book.step) * self.codebook_dim)
-            index_N = book.search(x_ND)
+            if learns and may_be_recomputed():
+                book.remember()
+            codes_KD, step = book.remembered() if recomputes else (book.codes, book.step)
+            scale = 1 / (self.temperature(step) * self.codebook_dim)
+            index_N = book.search(x_ND, codes_KD)
             x_safe = torch.where(valid_N[:, None], x_ND.to(book.codes.dtype), 0)
             q_ND, sums_KD, counts_K = _Mixture.apply(
-                x_safe, _snapshot(book.codes), _snapshot(scale).to(x_safe.dtype), valid_N
+                x_safe, _snapshot(codes_KD), _snapshot(scale).to(x_safe.dtype), valid_N
             )
             loss = self.commitment_weight * mean_square(x_safe, q_ND.detach(), valid_N)
             if learns:

@@ -1,0 +1,89 @@
+"""The house: imports point one way, and the core needs little."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import topovq
+
+PACKAGE = Path(topovq.__file__).parent
+
+# From the door to the cellar: a room may import those below it, never those above (docs/design.md says why).
+ROOMS = [
+    "__main__",
+    "cli",
+    "demo",
+    "tokens",
+    "tokenfile",
+    "pictures",
+    "training",
+    "data",
+    "models",
+    "files",
+    "som",
+    "convert",
+    "quantizers",
+    "saving",
+    "metrics",
+    "codebook",
+    "rules",
+    "neighborhood",
+    "ops",
+    "grid",
+    "ranks",
+]
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+CORE = ["ops", "grid", "neighborhood", "codebook", "rules", "quantizers", "convert"]
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "topovq":
+            names = [node.module] if node.module != "topovq" else [f"topovq.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.split(".")[0] == "topovq"]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if "." in name}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    here = ROOMS.index(room_of(path))
+    for room in imported_rooms(path) - {room_of(path)}:
+        assert room in ROOMS, f"{path.name} imports topovq.{room}, which has no place in the house"
+        assert ROOMS.index(room) > here, f"{room_of(path)} imports {room}, which is above it"
+
+
+def test_the_core_imports_with_torch_numpy_and_safetensors_alone():
+    """In a fresh process in which everything else that topovq depends on cannot be imported."""
+    blocked = ["huggingface_hub", "PIL", "tyro", "rich", "matplotlib", "sklearn", "skimage", "pyarrow", "scipy"]
+    code = f"""
+import sys
+for name in {blocked}:
+    sys.modules[name] = None
+import torch
+import topovq
+for name in {CORE}:
+    __import__("topovq." + name)
+assert "triton" not in sys.modules or torch.cuda.is_available(), "the kernels are for CUDA alone"
+vq = topovq.KohonenVQ(4, 16)
+vq(torch.randn(8, 4))
+try:
+    vq.save_pretrained("nowhere")
+except ImportError as error:
+    assert "pip install huggingface_hub" in str(error)
+else:
+    raise AssertionError("saving without huggingface_hub should say what to install")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
