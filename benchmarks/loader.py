@@ -1,11 +1,12 @@
 """What the `folder` loader costs over plain Pillow: decode and resize the same files, nothing else.
 
-    python benchmarks/loader.py [--images 256] [--workers 2] [--repeats 10]
+    python benchmarks/loader.py [--images 256] [--workers 2] [--repeats 10] [--seconds 1]
 
 Plain is a loop of `Image.open(...).resize(...)` in as many processes as the loader has workers, each over its share of
-the files, the result thrown away: it neither hands pixels to another process nor puts planes in order. Both run in turn
-and the best of each counts, which other load on the machine disturbs least. The files are crops of the embedded
-photographs, saved as JPEG.
+the files, the result thrown away: it neither takes the pixels out of Pillow nor hands them to another process. Taking
+them out (`tobytes`, which any loader must do) is measured as well. All run in turn, `--seconds` at a time; the best of
+each counts, which other load on the machine disturbs least, and the overhead is also given as the median over repeats
+of the ratio of neighbors. The files are crops of the embedded photographs, saved as JPEG.
 """
 
 import argparse
@@ -13,8 +14,10 @@ import csv
 import multiprocessing
 import os
 import platform
+import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from rich.table import Table
 from topovq.data import open_source, photo_crops
 
 CASES = [((256, 256), 256), ((500, 375), 256), ((500, 375), 128), ((1600, 1200), 256)]  # (width, height) -> size
+BATCH = 64
 RESULTS = Path(__file__).parent / "results" / "loader.csv"
 
 
@@ -35,20 +39,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=256, help="files of each size, and images per measurement")
     parser.add_argument("--workers", type=int, default=2, help="processes of either side")
-    parser.add_argument("--repeats", type=int, default=10, help="measurements of either side")
+    parser.add_argument("--repeats", type=int, default=10, help="measurements of each")
+    parser.add_argument("--seconds", type=float, default=1.0, help="least length of a measurement")
     options = parser.parse_args()
-    table = Table("file", "size", "plain, images/s", "loader, images/s", "overhead")
+    table = Table(
+        "file", "size", *(f"{name}, images/s" for name in ("plain", "tobytes", "loader")), "overhead", "median"
+    )
     rows = []
     for shape, size in CASES:
         with tempfile.TemporaryDirectory() as folder:
             paths = make_files(Path(folder), shape, options.images)
-            plain, loader = measure(folder, paths, size, options.workers, options.repeats)
-        overhead = plain / loader - 1
-        table.add_row(f"{shape[0]}x{shape[1]}", str(size), f"{plain:,.0f}", f"{loader:,.0f}", f"{overhead:+.1%}")
+            speeds = measure(folder, paths, size, options.workers, options.repeats, options.seconds)
+        plain, pixels, loader = (max(column) for column in zip(*speeds))
+        overhead, median = plain / loader - 1, statistics.median(row[0] / row[2] - 1 for row in speeds)
+        figures = (f"{plain:,.0f}", f"{pixels:,.0f}", f"{loader:,.0f}", f"{overhead:+.1%}", f"{median:+.1%}")
+        table.add_row(f"{shape[0]}x{shape[1]}", str(size), *figures)
         rows.append({
             **facts(), "workers": options.workers, "images": options.images, "n": options.repeats,
             "width": shape[0], "height": shape[1], "size": size,
-            "plain_images_per_s": round(plain), "loader_images_per_s": round(loader), "overhead": round(overhead, 4),
+            "plain_images_per_s": round(plain), "tobytes_images_per_s": round(pixels),
+            "loader_images_per_s": round(loader), "overhead": round(overhead, 4), "median_overhead": round(median, 4),
         })  # fmt: skip
     Console().print(table)
     append(rows)
@@ -63,36 +73,52 @@ def make_files(folder: Path, shape: tuple[int, int], number: int) -> list[str]:
     return paths
 
 
-def measure(folder: str, paths: list[str], size: int, workers: int, repeats: int) -> tuple[float, float]:
-    """Images per second of plain Pillow and of the loader."""
-    batch = 64
-    batches = max(1, len(paths) // batch)
-    shares = [(paths[worker::workers], size) for worker in range(workers)]
-    plain, loader = [], []
+def measure(
+    folder: str, paths: list[str], size: int, workers: int, repeats: int, seconds: float
+) -> list[tuple[float, float, float]]:
+    """Images per second of plain Pillow, of Pillow and `tobytes`, and of the loader, a row each repeat."""
+    shares = [paths[worker::workers] for worker in range(workers)]
+    speeds = []
     with multiprocessing.Pool(workers) as pool, open_source("folder", folder, size=size, workers=workers) as source:
-        stream = source.train(batch, seed=0)
-        for _ in range(repeats):
-            for _ in range(2 * workers + 1):  # what the workers had ready from before costs nothing: leave it out
-                next(stream)
-            start = time.perf_counter()
-            for _ in range(batches):
-                next(stream)
-            loader.append(batches * batch / (time.perf_counter() - start))
-            time.sleep(0.5 + 3 * workers * batch / loader[-1])  # the workers fill their slots and fall silent
-            start = time.perf_counter()
-            pool.map(decode_plainly, shares, chunksize=1)
-            plain.append(len(paths) / (time.perf_counter() - start))
-    return max(plain), max(loader)
+        stream = source.train(BATCH, seed=0)
+        for repeat in range(repeats + 1):
+            plain, pixels = (
+                sum(pool.starmap(decode_plainly, [(share, size, seconds, out) for share in shares], chunksize=1))
+                for out in (False, True)
+            )
+            loader = take(stream, workers, seconds)
+            if repeat:  # the first time warms up
+                speeds.append((plain, pixels, loader))
+            time.sleep(0.5 + 3 * workers * BATCH / loader)  # the workers fill their slots and fall silent
+    return speeds
 
 
-def decode_plainly(share: tuple[list[str], int]) -> None:
-    paths, size = share
-    for path in paths:
-        with Image.open(path) as image:
-            width, height = image.size
-            side = min(width, height)
-            left, top = (width - side) / 2, (height - side) / 2
-            image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+def take(stream: Iterator[torch.Tensor], workers: int, seconds: float) -> float:
+    """Images per second of the loader. What its workers had ready from before costs nothing: it is left out."""
+    for _ in range(4 * workers):
+        next(stream)
+    batches, start = 0, time.perf_counter()
+    while batches % workers or time.perf_counter() < start + seconds:  # workers end their batches at the same time
+        next(stream)
+        batches += 1
+    return batches * BATCH / (time.perf_counter() - start)
+
+
+def decode_plainly(paths: list[str], size: int, seconds: float, take_pixels: bool) -> float:
+    """Images per second of one process."""
+    images, start = 0, time.perf_counter()
+    while time.perf_counter() < start + seconds:
+        for path in paths:
+            with Image.open(path) as image:
+                width, height = image.size
+                side = min(width, height)
+                left, top = (width - side) / 2, (height - side) / 2
+                box = (left, top, left + side, top + side)
+                small = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+                if take_pixels:
+                    small.tobytes()
+        images += len(paths)
+    return images / (time.perf_counter() - start)
 
 
 def facts() -> dict[str, object]:

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from topovq.data import find_images
 from topovq.data.decode import decode as decode_image
-from topovq.data.loader import Records, default_workers
+from topovq.data.loader import Records
+from topovq.data.workers import default_workers
 from topovq.models import as_levels
 from topovq.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
 from topovq.training.distributed import join_world, pick_device
@@ -103,20 +104,20 @@ class _Batches(Dataset[tuple[list[str], Tensor, dict[str, str]]]):
 
     def __getitem__(self, i: int) -> tuple[list[str], Tensor, dict[str, str]]:
         numbers = self.numbers[i * self.batch_size : (i + 1) * self.batch_size]
-        pixels_B3SS = np.empty((len(numbers), 3, self.size, self.size), dtype=np.uint8)
+        pixels_BSS3 = np.empty((len(numbers), self.size, self.size, 3), dtype=np.uint8)
         names: list[str] = []
         bad: dict[str, str] = {}
         for number in numbers:
             name = os.fsdecode(self.records.names_N[number])
             try:
-                decode_image(self.records.open(number), self.size, "crop", pixels_B3SS[len(names)])
+                decode_image(self.records.open(number), self.size, "crop", pixels_BSS3[len(names)])
             except MemoryError:
                 raise
             except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders
                 bad[name] = f"{type(error).__name__}: {error}"
             else:
                 names.append(name)
-        return names, torch.from_numpy(pixels_B3SS[: len(names)]), bad
+        return names, torch.from_numpy(pixels_BSS3[: len(names)]).permute(0, 3, 1, 2), bad
 
 
 def _batches(

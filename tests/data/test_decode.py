@@ -12,9 +12,9 @@ def decoded(image: Image.Image, size: int, fit: str = "crop", format: str = "PNG
     file = io.BytesIO()
     image.save(file, format, **options)
     file.seek(0)
-    out_3SS = np.full((3, size, size), 99, dtype=np.uint8)
-    decode(file, size, fit, out_3SS)
-    return out_3SS
+    out_SS3 = np.full((size, size, 3), 99, dtype=np.uint8)
+    decode(file, size, fit, out_SS3)
+    return out_SS3.transpose(2, 0, 1)
 
 
 def one_color(out_3SS: np.ndarray) -> list[int]:
@@ -128,4 +128,4 @@ def test_a_cut_file_is_an_error():
     file = io.BytesIO()
     Image.effect_noise((64, 64), 50).save(file, "JPEG")
     with pytest.raises(OSError, match="truncated"):
-        decode(io.BytesIO(file.getvalue()[:-200]), 8, "crop", np.empty((3, 8, 8), dtype=np.uint8))
+        decode(io.BytesIO(file.getvalue()[:-200]), 8, "crop", np.empty((8, 8, 3), dtype=np.uint8))

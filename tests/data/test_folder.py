@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -53,6 +54,21 @@ def test_batches_stay_as_they_were_handed_out(thirty):
         batches = source.train(5, seed=1)
         kept = [next(batches) for _ in range(10)]
     assert [numbers(batch) for batch in kept] == [order_slice(24, 1, 5 * i, 5).tolist() for i in range(10)]
+
+
+def test_memory_of_batches_let_go_is_used_again(thirty):
+    with open_source("folder", thirty, size=4, workers=1) as source:
+        batches = source.train(5, seed=1)
+        assert len({next(batches).data_ptr() for _ in range(20)}) < 6
+
+
+def test_a_part_of_a_batch_keeps_its_memory(thirty):
+    with open_source("folder", thirty, size=4, workers=1) as source:
+        batches = source.train(5, seed=1)
+        corner = next(batches)[2, :, :2, :2]
+        before = corner.clone()
+        take(batches, 20)
+    assert torch.equal(corner, before)
 
 
 def test_flips_are_drawn_by_seed_and_batch(tmp_path):
@@ -248,16 +264,64 @@ def test_close_stops_the_workers(thirty):
         next(batches)
 
 
-def test_workers_outlive_an_interrupt(thirty):
-    """Ctrl-C reaches the workers too, while training still wants batches until it has written its checkpoint."""
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_workers_outlive_a_signal_to_all(thirty, name):
+    """Ctrl-C and a batch system's SIGTERM reach the workers too, while training wants batches until it has ended."""
     before = set(multiprocessing.active_children())
     with open_source("folder", thirty, size=4, workers=2) as source:
         batches = source.train(4, seed=0)
         shown = take(batches, 1)
-        for worker in set(multiprocessing.active_children()) - before:
-            os.kill(worker.pid, signal.SIGINT)
+        workers = set(multiprocessing.active_children()) - before
+        subprocess.run(["kill", f"-{name}", *(str(worker.pid) for worker in workers)], check=True)
         shown += take(batches, 10)
     assert shown == [order_slice(24, 0, 4 * i, 4).tolist() for i in range(11)]
+
+
+def test_a_parent_ends_its_workers(thirty):
+    before = set(multiprocessing.active_children())
+    with open_source("folder", thirty, size=4, workers=1) as source:
+        batches = source.train(4, seed=0)
+        next(batches)
+        (worker,) = set(multiprocessing.active_children()) - before
+        worker.terminate()
+        worker.join(10)
+        assert worker.exitcode == 0
+
+
+OPEN_AND_STAY = """
+import multiprocessing, sys, time
+from topovq.data import open_source
+
+batches = open_source("folder", sys.argv[1], size=4, workers=2).train(6, seed=9)
+next(batches)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+if sys.argv[2] == "stay":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("ends", ["by kill -9", "without closing"])
+def test_no_worker_outlives_its_parent(thirty, ends):
+    then = "stay" if ends == "by kill -9" else "leave"
+    command = [sys.executable, "-c", OPEN_AND_STAY, thirty, then]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(workers) == 2
+        if then == "stay":
+            parent.kill()
+        assert parent.wait(30) == (-signal.SIGKILL if then == "stay" else 0)
+    deadline = time.monotonic() + 30
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 SPAWN = """

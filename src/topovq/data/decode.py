@@ -1,4 +1,4 @@
-"""One image file to one square of RGB planes, with Pillow."""
+"""One image file to one square of RGB pixels, with Pillow."""
 
 from functools import cache
 from typing import BinaryIO, Literal
@@ -30,8 +30,8 @@ _UPRIGHT = {
 }
 
 
-def decode(file: str | BinaryIO, size: int, fit: Fit, out_3SS: np.ndarray) -> None:
-    """Decode an image of any mode and orientation into `out_3SS`, uint8 [3, size, size].
+def decode(file: str | BinaryIO, size: int, fit: Fit, out_SS3: np.ndarray) -> None:
+    """Decode an image of any mode and orientation into `out_SS3`, uint8 [size, size, 3].
 
     Raises what Pillow raises on damaged bytes, and ValueError on an image that is too large or of floats.
     """
@@ -46,10 +46,7 @@ def decode(file: str | BinaryIO, size: int, fit: Fit, out_3SS: np.ndarray) -> No
     # The square is symmetric, so turning it after the resize equals turning the photograph before, and is cheaper.
     if orientation in _UPRIGHT:
         small = small.transpose(_UPRIGHT[orientation])
-    # One plane at a time: half the time of taking the interleaved pixels and transposing them.
-    for plane_SS, band in zip(out_3SS, "RGB"):
-        pixels = small.tobytes("raw", band if small.mode == "RGB" else "L")
-        plane_SS[...] = np.frombuffer(pixels, dtype=np.uint8).reshape(size, size)
+    out_SS3[...] = np.frombuffer(small.tobytes(), dtype=np.uint8).reshape(size, size, -1)  # gray fills all three
 
 
 @cache

@@ -1,15 +1,14 @@
 """Image files decoded in worker processes: what `folder`, `shards` and the presets have in common.
 
-A batch is one task of one worker, which decodes into a slot of shared memory allocated once. (Fresh shared memory for
-each batch, as a DataLoader does by itself, costs a quarter of the decoding time in page faults.)
+A batch is one task of one worker, which decodes into a slot of shared memory allocated once. The batch handed out is
+that slot; when its last reference is gone, the slot takes another batch. (Fresh memory for each batch would cost a
+quarter of the decoding time in page faults.) Memory is [B, S, S, 3], as decoders write and channels-last models read.
 """
 
-import os
-import signal
+import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import count
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -21,9 +20,11 @@ from topovq.data.base import SIGNED_UNIT, Batches, Source, Triple, logger
 from topovq.data.decode import Fit, decode
 from topovq.data.files import DataError
 from topovq.data.order import AUGMENTATION, order_slice, random_words
+from topovq.data.workers import default_workers, heed_parent_only, signals_held_back
 
 DEFAULT_SIZE = 128
 _PREFETCH = 2  # batches under way for each worker
+_HELD = 2  # batches the caller may keep before the next ones are copied: the one at hand and the one before
 
 
 class Records(Protocol):
@@ -116,36 +117,50 @@ class ImageSource(Source):
             self._refuse_all_bad(indices)
 
     def _decoder(self, rows: int, workers: int) -> "_Decoder":
-        slots = workers * _PREFETCH + 1  # one for each task under way, and one that is being copied out
-        ring = [torch.empty(rows, 3, self.size, self.size, dtype=torch.uint8) for _ in range(slots)]
+        slots = workers * _PREFETCH + 1 + _HELD  # the tasks under way, and one just done
+        ring = [torch.empty(rows, self.size, self.size, 3, dtype=torch.uint8) for _ in range(slots)]
         if workers:
             ring = [slot.share_memory_() for slot in ring]
         return _Decoder(self._listing.records, self.size, self._fit, ring)
 
     def _run(self, dataset: "_Batches", numbers: Iterable[int], workers: int) -> Iterator[torch.Tensor]:
+        ring = dataset.decoder.ring
+        free = list(range(len(ring)))
         loader = DataLoader(
             dataset,
             batch_size=None,
-            sampler=zip(numbers, cycle(range(len(dataset.decoder.ring)))),
+            sampler=((number, free.pop()) for number in numbers),
             num_workers=workers,
             prefetch_factor=_PREFETCH if workers else None,
+            worker_init_fn=heed_parent_only,
             generator=torch.Generator(),  # else each new iterator would draw from the global one, and change the run
         )
-        pinned = torch.cuda.is_initialized()
-        with _interrupts_held_back():
+        with signals_held_back():
             results = iter(loader)
         for slot, rows, bad in results:
             for index, reason in bad:
                 if index not in self._bad:
                     self._bad[index] = reason
                     logger.warning("skipped %s: %s", self._listing.records.name(index), reason)
-            filled = dataset.decoder.ring[slot][:rows]
-            yield torch.empty(filled.shape, dtype=torch.uint8, pin_memory=pinned).copy_(filled)
+            yield _hand_out(ring, slot, rows, free).permute(0, 3, 1, 2)
 
     def _refuse_all_bad(self, indices: np.ndarray) -> None:
         index = int(indices[0])
         first = f"{self._listing.records.name(index)}: {self._bad[index]}"
         raise DataError(f"none of the {len(indices)} images of {self.path} can be decoded; the first is {first}")
+
+
+def _hand_out(ring: list[torch.Tensor], slot: int, rows: int, free: list[int]) -> torch.Tensor:
+    """The first rows of a slot, uint8 [rows, S, S, 3], which goes back to `free` when no tensor refers to it."""
+    if free and not torch.cuda.is_initialized():
+        filled_BSS3 = ring[slot].numpy()[:rows]  # an array of its own, which lives as long as the tensors made of it
+        weakref.finalize(filled_BSS3, free.append, slot).atexit = False
+        return torch.from_numpy(filled_BSS3)
+    # The next task needs a slot and the caller keeps the others; or the batch goes to a GPU, from pinned memory.
+    filled = ring[slot][:rows]
+    copied = torch.empty(filled.shape, dtype=torch.uint8, pin_memory=torch.cuda.is_initialized()).copy_(filled)
+    free.append(slot)
+    return copied
 
 
 class _Decoder:
@@ -155,12 +170,12 @@ class _Decoder:
         self.records, self.size, self.fit, self.ring = records, size, fit, ring
         self.bad: dict[int, str] = {}
 
-    def decode(self, index: int, out_3SS: np.ndarray) -> bool:
-        """Whether image `index` is good; it is then in `out_3SS`."""
+    def decode(self, index: int, out_SS3: np.ndarray) -> bool:
+        """Whether image `index` is good; it is then in `out_SS3`."""
         if index in self.bad:
             return False
         try:
-            decode(self.records.open(index), self.size, self.fit, out_3SS)
+            decode(self.records.open(index), self.size, self.fit, out_SS3)
         except MemoryError:
             raise
         except UnidentifiedImageError:  # its own message is no more than where the bytes were in memory
@@ -184,7 +199,7 @@ class _Batches(Dataset[tuple[int, int, list[tuple[int, str]]]]):
         rows = self.fill(i, self.decoder.ring[slot].numpy())
         return slot, rows, list(self.decoder.bad.items())[known:]
 
-    def fill(self, i: int, out_B3SS: np.ndarray) -> int:
+    def fill(self, i: int, out_BSS3: np.ndarray) -> int:
         raise NotImplementedError
 
 
@@ -195,18 +210,18 @@ class _TrainBatches(_Batches):
         super().__init__(decoder)
         self.indices, self.batch_size, self.rows, self.seed, self.flip = indices, batch_size, rows, seed, flip
 
-    def fill(self, i: int, out_B3SS: np.ndarray) -> int:
+    def fill(self, i: int, out_BSS3: np.ndarray) -> int:
         mirrored_B = random_words(self.seed, AUGMENTATION, i, self.batch_size) & 1 if self.flip else None
         first = i * self.batch_size + self.rows.start
         for row, index in enumerate(self._indices(first, len(self.rows))):
             replacements = count(first + row + 1)
-            while not self.decoder.decode(int(index), out_B3SS[row]):
+            while not self.decoder.decode(int(index), out_BSS3[row]):
                 if len(self.decoder.bad) == len(self.indices):
                     return 0
                 (index,) = self._indices(next(replacements), 1)
             if mirrored_B is not None and mirrored_B[self.rows[row]]:
-                out_B3SS[row] = out_B3SS[row, :, :, ::-1].copy()
-        return len(out_B3SS)
+                out_BSS3[row] = out_BSS3[row, :, ::-1].copy()
+        return len(out_BSS3)
 
     def _indices(self, first: int, rows: int) -> np.ndarray:
         return self.indices[order_slice(len(self.indices), self.seed, first, rows)]
@@ -217,28 +232,8 @@ class _ValidationBatches(_Batches):
         super().__init__(decoder)
         self.indices, self.batch_size = indices, batch_size
 
-    def fill(self, i: int, out_B3SS: np.ndarray) -> int:
+    def fill(self, i: int, out_BSS3: np.ndarray) -> int:
         rows = 0
         for index in self.indices[i * self.batch_size : (i + 1) * self.batch_size]:
-            rows += self.decoder.decode(int(index), out_B3SS[rows])
+            rows += self.decoder.decode(int(index), out_BSS3[rows])
         return rows
-
-
-def default_workers() -> int:
-    """One a core this process may use, shared among the ranks of this machine; at most 16."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(16, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which reaches the whole process group: training must still get batches
-    while it ends in good order. This process gets it a moment later."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows, where there is nothing of the kind
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,44 @@
+"""Decoding processes: how many, and which signals they heed."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Ctrl-C reaches the whole process group, and a batch system sends SIGTERM to every process of a job. Workers must
+# outlast both: training still needs batches while it ends in good order. (macOS cannot tell who sent a signal.)
+_HELD_BACK = {signal.SIGINT, signal.SIGTERM} if hasattr(signal, "sigwaitinfo") else {signal.SIGINT}
+
+
+def default_workers() -> int:
+    """One a core this process may use, shared among the ranks of this machine; at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(16, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Processes started here do not see Ctrl-C and SIGTERM; this process gets them a moment later."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows, where there is nothing of the kind
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def heed_parent_only(worker: int) -> None:
+    """Run first in worker number `worker`: it ends when its parent is gone, or sends it SIGTERM."""
+    if signal.SIGTERM in _HELD_BACK:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    told_by = 0
+    while told_by != parent and os.getppid() == parent:
+        received = signal.sigtimedwait({signal.SIGTERM}, 1.0)
+        told_by = received.si_pid if received else 0
+    os._exit(0)
