@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from topovq.files import write_atomic
 from topovq.models import Tokenizer
 from topovq.pictures import codebook_map, film, pixel_error, shifted
 from topovq.training import TrainConfig, load_run, open_data, read_record, train
-from topovq.training.files import write_atomic
 from topovq.training.record import RECORD_FILE
 
 TWINS = {"KSOM": "kohonen", "EMA-VQ": "ema"}

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.training.files import atomic_file
+from topovq.files import atomic_file
 from topovq.training.report import MissingExtra
 
 ROWS = 4096  # of a Parquet row group, and of what is held in memory

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from topovq.data import find_images
 from topovq.data.decode import decode as decode_image
 from topovq.data.loader import Records
-from topovq.data.workers import default_workers
+from topovq.data.workers import begin, default_workers, signals_held_back
+from topovq.files import write_atomic
 from topovq.models import as_levels
 from topovq.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
 from topovq.training.distributed import join_world, pick_device
@@ -54,7 +55,6 @@ def encode(
     with join_world(device) as world:
         model.to(world.device)
         path = shard_path(out, world.rank, world.size)
-        path.parent.mkdir(parents=True, exist_ok=True)
         mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)
         done, skipped = 0, {}
         with open_writer(path, model.token_shapes, model.config["codebook_size"]) as writer:
@@ -125,7 +125,9 @@ def _batches(
 ) -> Iterator[tuple[list[str], Tensor, dict[str, str]]]:
     dataset = _Batches(records, numbers, size, batch_size)
     workers = min(default_workers() if workers is None else workers, len(dataset))
-    return iter(DataLoader(dataset, batch_size=None, num_workers=workers))
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=begin)
+    with signals_held_back():
+        return iter(loader)
 
 
 def _check_levels(levels: tuple[Tensor, ...], codebook_size: int, expected: int, path: Path) -> None:
@@ -140,10 +142,7 @@ def _check_levels(levels: tuple[Tensor, ...], codebook_size: int, expected: int,
 
 
 def _write_png(path: Path, image_CHW: Tensor) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     array = image_CHW.permute(1, 2, 0).numpy()
     Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(buffer, format="PNG")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(buffer.getbuffer())
-    os.replace(temporary, path)
+    write_atomic(path, buffer.getvalue())

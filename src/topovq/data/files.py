@@ -1,9 +1,7 @@
-"""Files that outlive a run: the cache folder, whole-or-nothing writes, checksums."""
+"""Data files: the cache folder, checksums, and the error that bad ones raise."""
 
 import hashlib
 import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 PathLike = str | os.PathLike[str]
@@ -16,19 +14,6 @@ class DataError(ValueError):
 def cache_dir() -> Path:
     """The folder for what is fetched or indexed once: `$TOPOVQ_CACHE`, else `~/.cache/topovq`. May not exist yet."""
     return Path(os.environ.get("TOPOVQ_CACHE") or Path.home() / ".cache" / "topovq")
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write(temporary)` make a file, then put it in `path`'s place: others see the old file or all of the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A folder of its own: writers such as numpy's add a suffix to the name they are given.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # some writers make private files; a cache may be shared
-        os.replace(temporary, path)
 
 
 def check_digest(path: Path, algorithm: str, expected: str) -> None:

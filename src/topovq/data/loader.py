@@ -20,7 +20,7 @@ from topovq.data.base import SIGNED_UNIT, Batches, Source, Triple, logger
 from topovq.data.decode import Fit, decode
 from topovq.data.files import DataError
 from topovq.data.order import AUGMENTATION, order_slice, random_words
-from topovq.data.workers import default_workers, heed_parent_only, signals_held_back
+from topovq.data.workers import begin, default_workers, signals_held_back
 
 DEFAULT_SIZE = 128
 _PREFETCH = 2  # batches under way for each worker
@@ -132,7 +132,7 @@ class ImageSource(Source):
             sampler=((number, free.pop()) for number in numbers),
             num_workers=workers,
             prefetch_factor=_PREFETCH if workers else None,
-            worker_init_fn=heed_parent_only,
+            worker_init_fn=begin,
             generator=torch.Generator(),  # else each new iterator would draw from the global one, and change the run
         )
         with signals_held_back():

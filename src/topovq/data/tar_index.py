@@ -3,15 +3,14 @@
 import os
 import tarfile
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 
 from topovq.data.base import logger
 from topovq.data.decode import EXTENSIONS
-from topovq.data.files import DataError, cache_dir, write_atomically
+from topovq.data.files import DataError, cache_dir
+from topovq.files import atomic_file
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
@@ -36,7 +35,8 @@ def tar_index(path: str) -> TarIndex:
             return TarIndex(**arrays)
     index = scan_tar(path)
     try:
-        write_atomically(cached, partial(_save, index))
+        with atomic_file(cached) as temporary, open(temporary, "wb") as file:
+            np.savez(file, **vars(index))
     except OSError as error:
         logger.warning("the index of %s is not kept, it will be made again next time: %s", path, error)
     return index
@@ -96,7 +96,3 @@ def _holds_data(path: str, start: int, stop: int) -> bool:
         file.seek(start)
         gap = file.read(stop - start)
     return gap.count(0) < len(gap) and gap[156:157] != tarfile.XGLTYPE
-
-
-def _save(index: TarIndex, path: Path) -> None:
-    np.savez(path, **vars(index))

@@ -1,10 +1,12 @@
-"""Decoding processes: how many, and which signals they heed."""
+"""Decoding processes: how many there are, and how each begins."""
 
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from PIL import ImageFile
 
 # Ctrl-C reaches the whole process group, and a batch system sends SIGTERM to every process of a job. Workers must
 # outlast both: training still needs batches while it ends in good order. (macOS cannot tell who sent a signal.)
@@ -30,8 +32,9 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def heed_parent_only(worker: int) -> None:
+def begin(worker: int) -> None:
     """Run first in worker number `worker`: it ends when its parent is gone, or sends it SIGTERM."""
+    ImageFile.MAXBLOCK = 1 << 20  # pixels come out of Pillow in one piece, not in several that are then joined
     if signal.SIGTERM in _HELD_BACK:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 

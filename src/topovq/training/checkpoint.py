@@ -14,8 +14,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from topovq.files import atomic_folder, remove_leftovers
 from topovq.models import WEIGHTS_FILE, Tokenizer
-from topovq.training.files import atomic_folder, remove_leftovers
 
 STATE_FILE = "state.pt"
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from topovq.files import write_atomic
 from topovq.models import Tokenizer
 from topovq.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from topovq.training.config import TrainConfig
 from topovq.training.distributed import World, join_world, pick_device
 from topovq.training.evaluate import validate
 from topovq.training.feed import open_feed
-from topovq.training.files import write_atomic
 from topovq.training.interrupt import Interrupted, StopRequest
 from topovq.training.record import RECORD_FILE, Record, environment, read_record
 from topovq.training.report import Logger, Reporter, TensorBoard, WeightsAndBiases

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from topovq.training.files import write_atomic
+from topovq.files import write_atomic
 
 RECORD_FILE = "record.jsonl"
 VERSIONS_OF = ("topovq", "torch", "triton", "numpy", "safetensors", "pillow", "scikit-image", "scikit-learn")

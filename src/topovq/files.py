@@ -17,8 +17,12 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write to; if nothing fails that file becomes `path`, else it is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Yield a name beside `path` to write to; if nothing fails that file becomes `path`, else it is removed.
+
+    The folder is made if it is not there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(path)
     try:
         yield temporary
         _sync(temporary)
@@ -32,7 +36,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path` to fill; if nothing fails it becomes `path`, else it is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _beside(path)
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -54,6 +58,10 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _sync(path: Path) -> None:
