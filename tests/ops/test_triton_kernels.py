@@ -58,14 +58,21 @@ def kernel_backward(*arguments: torch.Tensor) -> torch.Tensor:
 def kernel_update(state: list[torch.Tensor], grid: Grid, kernel: Kernel, **rule: float | bool) -> None:
     """Change (codes, sums, counts, hits, step, frozen) by the sums and counts of a batch that follow them."""
     book, (batch_sums, batch_counts) = [part.to(DEVICE) for part in state[:6]], state[6:]
-    steps, weights = torch.empty(0, 3, dtype=torch.int32), torch.empty(0)
+    steps, lengths = torch.empty(0, 3, dtype=torch.int32), torch.empty(0, dtype=torch.float64)
     smooth_sums, smooth_counts = batch_sums, batch_counts
     if method(grid, kernel) == "box":
         steps, lengths = step_table(grid, kernel.widest, torch.device("cpu"))
-        weights = kernel.weight(lengths).float()
     else:
         smooth_sums, smooth_counts = smooth(batch_sums, batch_counts, grid, kernel)
-    statistics = (smooth_sums.contiguous(), smooth_counts.contiguous(), batch_counts, steps, weights)
+    statistics = (
+        smooth_sums.contiguous(),
+        smooth_counts.contiguous(),
+        batch_counts,
+        steps,
+        lengths,
+        kernel.width,
+        kernel.strength,
+    )
     update_triton(
         *book, *(part.to(DEVICE) for part in statistics), grid.shape, grid.wrap, grid.topology == "hexagonal", **rule
     )

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from topovq.ops.triton_stats import Stats, add_counts, add_rows, on_device
 
+SAMPLE = 4096  # entries of the codes whose mean is the center, at most 32 codes
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
 
 
@@ -60,17 +61,29 @@ def _better(dot, scale, bias_ptr, scale_ptr, code, best, index):
 @triton.jit
 def _codes_kernel(
     codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
-    K, D,
-    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr,
+    K, D, stride,
+    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr,
+    DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
-    """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win."""
+    """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
+
+    The center is the mean of some codes: any point among them will do.
+    """
     code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     dim = tl.arange(0, DP)
+    center = tl.zeros([DP], tl.float32)
+    if EUCLIDEAN:
+        sample = tl.arange(0, SAMPLE)
+        some = (sample[:, None] < K) & (dim[None, :] < D)
+        center = tl.sum(tl.load(codes_ptr + sample[:, None] * stride * D + dim[None, :], some, 0.0), 0)
+        center = center / tl.minimum(K, SAMPLE)
+    if tl.program_id(0) == 0:
+        tl.store(center_ptr + dim, center, dim < D)
     inside = (code[:, None] < K) & (dim[None, :] < D)
     w = tl.load(codes_ptr + code[:, None].to(tl.int64) * D + dim[None, :], inside, 0.0)
     bias = tl.zeros([BLOCK_K], tl.float32)
     if EUCLIDEAN:
-        w = tl.where(inside, w - tl.load(center_ptr + dim, dim < D, 0.0)[None, :], 0.0)
+        w = tl.where(inside, w - center[None, :], 0.0)
         bias = tl.sum(w * w, 1) / 2
     if COSINE:
         w = w / tl.maximum(tl.sqrt(tl.sum(w * w, 1)), 1e-12)[:, None]
@@ -178,6 +191,20 @@ def _gather_kernel(
     tl.store(number_ptr + tl.program_id(0), tl.sum(valid.to(tl.float32), 0))
 
 
+@triton.jit
+def _finish_kernel(error_ptr, number_ptr, mean_ptr, share_ptr, programs, D, BLOCK: tl.constexpr):
+    """(mean squared error per element, the share of one element) from the sums of all programs."""
+    part = tl.arange(0, BLOCK)
+    error = tl.zeros([BLOCK], tl.float32)
+    number = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, programs, BLOCK):
+        error += tl.load(error_ptr + first + part, first + part < programs, 0.0)
+        number += tl.load(number_ptr + first + part, first + part < programs, 0.0)
+    share = 1.0 / tl.maximum(tl.sum(number, 0) * D, 1.0)
+    tl.store(share_ptr, share)
+    tl.store(mean_ptr, tl.sum(error, 0) * share)
+
+
 def tile_sizes(k: int, d: int, precision: str) -> tuple[int, int, int, int, int]:
     """(BLOCK_N, BLOCK_K, DC, warps, stages) for a class of shapes, the fastest of those tried on one H200."""
     padded = max(16, triton.next_power_of_2(d))
@@ -211,14 +238,15 @@ def nearest_triton(
     rows = triton.cdiv(k, block_k) * block_k
     exact, euclidean = precision == "exact", metric == "euclidean"
     codes_KD = codes_KD.contiguous()
-    center_D = codes_KD.mean(0) if euclidean else torch.zeros(d, device=device)
+    center_D = torch.empty(d, device=device)
+    sample = max(1, min(32, SAMPLE // padded))
     hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
     lo = torch.empty_like(hi) if exact else hi
     scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
     with on_device(x_ND):
         _codes_kernel[(triton.cdiv(rows, 16),)](
-            codes_KD, center_D, hi, lo, scale_K, bias_K, k, d,
-            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, DP=padded, BLOCK_K=16,
+            codes_KD, center_D, hi, lo, scale_K, bias_K, k, d, max(1, k // sample),
+            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, DP=padded, BLOCK_K=16, SAMPLE=sample,
         )  # fmt: skip
         _search_kernel[(triton.cdiv(n, block_n),)](
             x_ND, index_N if keep_N is None else keep_N, center_D, hi, lo, scale_K, bias_K,
@@ -251,19 +279,19 @@ def quantize_triton(
     block_d = min(64, triton.next_power_of_2(d))
     block_n = max(1, 2048 // block_d)
     programs = triton.cdiv(n, block_n)
-    parts = torch.zeros(2, programs, device=device)  # of the squared error, and of the number of valid vectors
-    if n:
-        with on_device(x_ND):
+    parts = torch.empty(2, programs, device=device)  # of the squared error, and of the number of valid vectors
+    error, share = torch.empty((), device=device), torch.empty((), device=device)
+    with on_device(x_ND):
+        if n:
             _gather_kernel[(programs,)](
                 x_ND, index_N, valid_N, codes_KD, q_ND, parts[0], parts[1],
                 gathered.sums, gathered.counts, gathered.unit,
                 n, k, d, gathered.copies, x_ND.stride(0), x_ND.stride(1),
                 STATS=stats, FIXED=deterministic, BLOCK_N=block_n, BLOCK_D=block_d,
             )  # fmt: skip
-    error, number = parts.sum(1).unbind()
-    share = 1 / (number * d).clamp(min=1)
+        _finish_kernel[(1,)](parts[0], parts[1], error, share, programs, d, BLOCK=1024)
     sums_KD, counts_K = gathered.total()
-    return q_ND, error * share, index_N, sums_KD, counts_K, skipped, valid_N.view(torch.bool), share
+    return q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N.view(torch.bool), share
 
 
 @triton.jit

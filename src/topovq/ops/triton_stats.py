@@ -14,6 +14,7 @@ from torch import Tensor
 
 ROWS = 16_384  # codes times copies
 MOST_COPIES = 32
+VECTORS = 16_384  # per copy, at least: with fewer, waiting costs less than another copy
 
 
 @triton.jit
@@ -70,10 +71,15 @@ class Stats:
 
     def __init__(self, x_ND: Tensor, num_codes: int, deterministic: bool) -> None:
         (n, d), device = x_ND.shape, x_ND.device
-        self.copies = max(1, min(MOST_COPIES, ROWS // max(1, num_codes)))
-        self.counts = torch.zeros(self.copies, num_codes, device=device)
-        dtype = torch.int64 if deterministic else torch.float32
-        self.sums = torch.zeros(self.copies, num_codes, d, dtype=dtype, device=device)
+        self.copies = max(1, min(MOST_COPIES, ROWS // max(1, num_codes), n // VECTORS))
+        rows = self.copies * num_codes
+        if deterministic:
+            self.sums = torch.zeros(self.copies, num_codes, d, dtype=torch.int64, device=device)
+            self.counts = torch.zeros(self.copies, num_codes, device=device)
+        else:
+            both = torch.zeros(rows * (d + 1), device=device)  # one buffer: one launch less
+            self.sums = both[: rows * d].view(self.copies, num_codes, d)
+            self.counts = both[rows * d :].view(self.copies, num_codes)
         self.unit = self.counts  # not read, unless:
         if deterministic and n:
             # Sums of n numbers up to the largest stay below 2^62 units.

@@ -1,7 +1,7 @@
 """Smoothing and moving the codes on CUDA: two launches, whatever the neighborhood's window.
 
 Legend: K codes, D dimensions, M steps on the map (0 where the statistics are smoothed already).
-    counts   c~ = c + sum_m weight_m c_{k + step_m};   N = decay N + beta c~
+    counts   c~ = c + sum_m weight(length_m) c_{k + step_m};   N = decay N + beta c~
     codes    S~ likewise;   m = decay m + beta S~;   w = m / N~   (codebook.py)
 """
 
@@ -42,8 +42,15 @@ def _neighbor(
 
 
 @triton.jit
+def _weight(length_ptr, width_ptr, strength_ptr):
+    """The weight of a step in the `hard` neighborhood (ops/kernel.py)."""
+    within = tl.load(length_ptr) <= tl.load(width_ptr) + 1e-9
+    return tl.where(within, tl.load(strength_ptr), 0.0).to(tl.float32)
+
+
+@triton.jit
 def _counts_kernel(
-    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, weights_ptr,
+    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, width_ptr, strength_ptr,
     K, M, n0, n1, n2, decay,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -51,7 +58,8 @@ def _counts_kernel(
     batch = tl.load(batch_ptr + code, code < K, 0.0)
     for m in range(M):
         place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
-        batch += tl.load(weights_ptr + m) * tl.load(batch_ptr + place, on & (code < K), 0.0)
+        weight = _weight(lengths_ptr + m, width_ptr, strength_ptr)
+        batch += weight * tl.load(batch_ptr + place, on & (code < K), 0.0)
     tl.store(smoothed_ptr + code, batch, code < K)
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * batch
     tl.store(total_ptr + tl.program_id(0), tl.sum(tl.where(code < K, counts, 0.0), 0))
@@ -60,7 +68,7 @@ def _counts_kernel(
 
 @triton.jit
 def _codes_kernel(
-    batch_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, weights_ptr,
+    batch_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, width_ptr, strength_ptr,
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
     K, D, M, programs, n0, n1, n2, decay, eps,
     UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
@@ -79,7 +87,8 @@ def _codes_kernel(
     for m in range(M):
         place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
         there = place[:, None].to(tl.int64) * D + dim[None, :]
-        batch += tl.load(weights_ptr + m) * tl.load(batch_ptr + there, inside & on[:, None], 0.0)
+        weight = _weight(lengths_ptr + m, width_ptr, strength_ptr)
+        batch += weight * tl.load(batch_ptr + there, inside & on[:, None], 0.0)
     received = tl.load(smoothed_ptr + code, code < K, 0.0)
     sums = decay * tl.load(sums_ptr + here, inside, 0.0) + (1 - decay) * batch
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * received
@@ -105,7 +114,8 @@ def _codes_kernel(
 
 def update_triton(
     codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, hits_K: Tensor, step: Tensor, frozen_K: Tensor,
-    batch_KD: Tensor, batch_K: Tensor, raw_K: Tensor, steps_M3: Tensor, weights_M: Tensor,
+    batch_KD: Tensor, batch_K: Tensor, raw_K: Tensor,
+    steps_M3: Tensor, lengths_M: Tensor, width: Tensor, strength: Tensor,
     shape: tuple[int, ...], wrap: tuple[bool, ...], hexagonal: bool,
     decay: float, eps: float, update_empty: bool, carried: bool, cosine: bool,
 ) -> None:  # fmt: skip
@@ -122,13 +132,13 @@ def update_triton(
     block = max(1, 2048 // padded)
     with on_device(codes_KD):
         _counts_kernel[(programs,)](
-            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, weights_M,
-            k, len(weights_M), *sizes, decay, BLOCK=COUNTS, **lattice,
+            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, lengths_M, width, strength,
+            k, len(lengths_M), *sizes, decay, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
         _codes_kernel[(triton.cdiv(k, block),)](
-            batch_KD, raw_K, smoothed_K, total, live, steps_M3, weights_M,
+            batch_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, width, strength,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
-            k, d, len(weights_M), programs, *sizes, decay, eps,
+            k, d, len(lengths_M), programs, *sizes, decay, eps,
             UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
             BLOCK_K=block, DP=padded, PROGRAMS=triton.next_power_of_2(programs), **lattice,
         )  # fmt: skip

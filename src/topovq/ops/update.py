@@ -69,13 +69,12 @@ def _update(
         if method(grid, kernel) == "box":
             smooth_KD, smooth_K = batch_KD, batch_K
             steps_M3, lengths_M = step_table(grid, widest, codes_KD.device)
-            weights_M = kernel.weight(lengths_M).float()
         else:
             smooth_KD, smooth_K = smooth(batch_KD, batch_K, grid, kernel)
-            steps_M3, weights_M = batch_K.new_empty(0, 3, dtype=torch.int32), batch_K.new_empty(0)
+            steps_M3, lengths_M = batch_K.new_empty(0, 3, dtype=torch.int32), batch_K.new_empty(0, dtype=torch.float64)
         update_triton(
             codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, smooth_KD.contiguous(), smooth_K.contiguous(), batch_K,
-            steps_M3, weights_M, grid.shape, grid.wrap, topology == "hexagonal",
+            steps_M3, lengths_M, width, strength, grid.shape, grid.wrap, topology == "hexagonal",
             decay, eps, update_empty, carried, cosine,
         )  # fmt: skip
         return
