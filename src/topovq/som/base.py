@@ -1,0 +1,334 @@
+"""What every estimator here shares: the door for data, using the codes, clusters and labels of codes, saving."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse
+import torch
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.cluster import AgglomerativeClustering, KMeans
+from sklearn.utils.validation import (
+    _check_n_features,
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+from torch import Tensor
+
+from topovq.ops.nearest import check_metric
+from topovq.som import saving
+from topovq.som.tables import DenseTable, MissingTable, SparseTable, Table
+
+CLUSTERINGS = ("agglomerative", "kmeans")
+
+
+class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """An estimator whose fitted state is codes [K, D].
+
+    It is a transformer (X to the distances to all codes), and `predict` gives the closest code. It is not one of
+    scikit-learn's clusterers: a code is a place, many are close to each other, and some may have no sample; clusters
+    are what `cluster` makes of them.
+    """
+
+    codes_: np.ndarray
+    labels_: np.ndarray
+    quantization_error_: float
+    quantization_errors_: np.ndarray
+    n_features_in_: int
+    metric: str = "euclidean"
+    tol: float | None = None
+    device: str | torch.device = "auto"
+    n_jobs: int | None = None
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        raise NotImplementedError
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        raise NotImplementedError
+
+    def predict(self, X: Any) -> Any:
+        """The closest code of each sample, int64 [N]; a tensor for a tensor."""
+        table = self._fitted_table(X)
+        with self._threads():
+            return like_input(table.closest(self._codes(table), self.metric)[0], X)
+
+    def transform(self, X: Any) -> Any:
+        """The distance of each sample to each code, [N, K], in the metric the codes were fitted with."""
+        table = self._fitted_table(X)
+        with self._threads():
+            return like_input(table.distances(self._codes(table), self.metric), X)
+
+    def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """`fit(X).labels_`."""
+        return like_input(torch.from_numpy(self.fit(X, y, **fit_params).labels_), X)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Minus the mean distance of a sample to its closest code: higher is better."""
+        table = self._fitted_table(X)
+        weight_N = self._weights(sample_weight, X, table)
+        with self._threads():
+            codes_KD = self._codes(table)
+            index_N, _ = table.closest(codes_KD, self.metric)
+            return -weighted_mean(table.distance_to(codes_KD, index_N, self.metric), weight_N)
+
+    # Fitting
+
+    def _took_batches(self, X: Any, sample_weight: Any) -> bool:
+        """Whether X was an iterable of batches (a generator, a DataLoader); each then went to `partial_fit`."""
+        table = isinstance(X, (Tensor, np.ndarray, list, tuple, str)) or scipy.sparse.issparse(X)
+        if table or hasattr(X, "shape") or hasattr(X, "__array__") or not isinstance(X, Iterable):
+            return False
+        if sample_weight is not None:
+            raise ValueError("sample_weight goes with one batch, but X is an iterable of them: call once for each")
+        empty = True
+        for batch in X:
+            self.partial_fit(batch)
+            empty = False
+        if empty:
+            raise ValueError("the iterable of batches is empty: expected at least one batch")
+        return True
+
+    def _forget(self) -> None:
+        """Drop what an earlier fit left, labels and clusters of its codes included."""
+        from_this_data = ("n_features_in_", "feature_names_in_")  # set while X was checked, before the start
+        for name in [name for name in vars(self) if name.endswith("_") and name not in from_this_data]:
+            delattr(self, name)
+
+    def _converged(self) -> bool:
+        """Whether the last pass lowered the quantization error by less than `tol` of it."""
+        if self.tol is None or len(self.quantization_errors_) < 2:
+            return False
+        before, now = self.quantization_errors_[-2:]
+        return bool(before - now < self.tol * abs(before))
+
+    # Clusters and labels of codes
+
+    def cluster(self, n_clusters: int, method: str = "agglomerative") -> np.ndarray:
+        """Put the codes into clusters, int64 [K], kept as `code_clusters_`; `predict_cluster` gives those of samples.
+
+        method  "agglomerative" (Ward's), or "kmeans"
+        """
+        check_is_fitted(self, "codes_")
+        check_choice("method", method, CLUSTERINGS)
+        if not isinstance(n_clusters, (int, np.integer)) or not 1 <= n_clusters <= len(self.codes_):
+            raise ValueError(
+                f"n_clusters={n_clusters!r} must be an int from 1 to {len(self.codes_)}, the codes there are"
+            )
+        codes = self.codes_
+        if self.metric == "cosine":  # which sees directions alone
+            codes = codes / np.linalg.norm(codes, axis=1, keepdims=True).clip(np.finfo(codes.dtype).tiny)
+        if method == "kmeans":
+            made = KMeans(n_clusters, n_init=10, random_state=0).fit(codes)
+        else:
+            made = AgglomerativeClustering(n_clusters).fit(codes)
+        self.code_clusters_ = made.labels_.astype(np.int64)
+        return self.code_clusters_
+
+    def predict_cluster(self, X: Any) -> Any:
+        """The cluster of each sample, int64 [N]: that of its closest code."""
+        check_is_fitted(self, "code_clusters_", msg="call cluster(n_clusters) before predict_cluster")
+        return self._of_winner(self.code_clusters_, X)
+
+    def label(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Give each code the class that most of its samples have; `predict_label` then gives that of new ones.
+
+        A code without samples takes the label of the closest code that has some. Kept as `code_labels_` [K] and
+        `class_shares_` [K, classes], which is 0 for codes without samples; `classes_` are their names.
+        """
+        table = self._fitted_table(X)
+        weight_N = self._weights(sample_weight, X, table)
+        y = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else y)
+        if len(y) != table.n:
+            raise ValueError(f"y has {len(y)} entries, but X has {table.n} samples: expected one label for each")
+        self.classes_, class_N = np.unique(y, return_inverse=True)
+        index_N = self._closest(table)
+        counts = np.zeros((len(self.codes_), len(self.classes_)))
+        np.add.at(counts, (index_N, class_N), weight_N.double().cpu().numpy())
+        total = counts.sum(1, keepdims=True)
+        self.class_shares_ = counts / np.where(total > 0, total, 1)
+        labelled = np.flatnonzero(total > 0)
+        codes = torch.from_numpy(self.codes_)
+        borrowed = DenseTable(codes).closest(codes[labelled], self.metric)[0].numpy()
+        source = np.where(total[:, 0] > 0, np.arange(len(codes)), labelled[borrowed])
+        self.code_labels_ = self.classes_[counts[source].argmax(1)]
+        return self
+
+    def predict_label(self, X: Any) -> Any:
+        """The label of each sample's closest code, [N]."""
+        check_is_fitted(self, "code_labels_", msg="call label(X, y) before predict_label")
+        return self._of_winner(self.code_labels_, X)
+
+    def _of_winner(self, value_K: np.ndarray, X: Any) -> Any:
+        value_N = value_K[self._closest(self._fitted_table(X))]
+        numeric = np.issubdtype(value_N.dtype, np.number)
+        return like_input(torch.from_numpy(value_N), X) if isinstance(X, Tensor) and numeric else value_N
+
+    def _closest(self, table: Table) -> np.ndarray:
+        with self._threads():
+            return table.closest(self._codes(table), self.metric)[0].cpu().numpy()
+
+    # Files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the parameters and the fitted state as one safetensors file, whole or not at all."""
+        check_is_fitted(self)
+        saving.save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The estimator that `save` wrote."""
+        return saving.load(cls, Path(path))
+
+    # The door for data
+
+    def _table(self, X: Any, *, reset: bool) -> Table:
+        """X checked and wrapped; `reset` where this data says how many features there are."""
+        check_metric(self.metric)
+        device = chosen_device(self.device)
+        if isinstance(X, Tensor):
+            x_ND = checked_tensor(X)
+            _check_n_features(self, x_ND, reset=reset)
+            x_ND = x_ND.to(device) if self.device != "auto" else x_ND
+        else:
+            X = validate_data(
+                self, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], order="C",
+                ensure_all_finite=True if scipy.sparse.issparse(X) else "allow-nan",
+            )  # fmt: skip
+            if scipy.sparse.issparse(X):
+                return SparseTable(X)
+            with warnings.catch_warnings():  # torch warns of arrays that are read-only: nothing here writes to them
+                warnings.simplefilter("ignore", UserWarning)
+                x_ND = torch.from_numpy(X).to(device)
+        if not bool(x_ND.sum().isnan()):  # one pass; NaN anywhere shows in the sum, infinity was refused
+            return DenseTable(x_ND)
+        table = MissingTable(x_ND)
+        empty_N = ~table.seen_ND.any(1)
+        if bool(empty_N.any()):
+            row = int(empty_N.nonzero()[0])
+            raise ValueError(
+                f"sample {row} has no values, only NaN: remove such samples ({int(empty_N.sum())} of them)"
+            )
+        return table
+
+    def _fitted_table(self, X: Any) -> Table:
+        check_is_fitted(self, "codes_")
+        return self._table(X, reset=False)
+
+    def _weights(self, sample_weight: Any, X: Any, table: Table) -> Tensor:
+        """weight_N, on the device and in the type of the table; a sample of weight 2 counts as two."""
+        if sample_weight is None:
+            return torch.ones(table.n, dtype=table.dtype, device=table.device)
+        if isinstance(sample_weight, Tensor):
+            sample_weight = sample_weight.detach().cpu().numpy()
+        rows = np.empty((table.n, 1)) if isinstance(X, Tensor) else X
+        weight = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+        if not weight.sum() > 0:
+            raise ValueError("sample_weight is 0 for every sample: at least one must be above 0")
+        return torch.from_numpy(weight).to(device=table.device, dtype=table.dtype)
+
+    def _check_columns(self, table: Table, weight_N: Tensor) -> None:
+        """Refuse features without a single value: no code could have one there."""
+        if isinstance(table, MissingTable):
+            seen_D = table.seen_ND[weight_N > 0].any(0)
+            if not bool(seen_D.all()):
+                columns = (~seen_D).nonzero()[:, 0].tolist()
+                raise ValueError(f"features {columns} have no values, only NaN: remove these columns")
+
+    def _codes(self, table: Table) -> Tensor:
+        return torch.from_numpy(self.codes_).to(device=table.device, dtype=table.dtype)
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """n_jobs threads within; None leaves torch's number alone, -1 takes every core."""
+        if self.n_jobs is None:
+            yield
+            return
+        if not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0:
+            raise ValueError(f"n_jobs={self.n_jobs!r} must be None, a number of threads, or -1 for every core")
+        before = torch.get_num_threads()
+        cores = os.cpu_count() or 1
+        torch.set_num_threads(int(self.n_jobs) if self.n_jobs > 0 else max(1, cores + 1 + int(self.n_jobs)))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.codes_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def chosen_device(device: str | torch.device) -> torch.device:
+    """ "auto" is CUDA where there is one (tensors stay on their own device: the caller sees to that)."""
+    if isinstance(device, str) and device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def checked_tensor(x_ND: Tensor) -> Tensor:
+    """A float32 or float64 matrix of at least one row and one column, without infinities."""
+    if x_ND.ndim != 2 or x_ND.shape[0] < 1 or x_ND.shape[1] < 1:
+        raise ValueError(
+            f"a tensor of shape {tuple(x_ND.shape)} is no table: expected [samples, features], each at least 1"
+        )
+    if x_ND.is_complex():
+        raise ValueError(f"complex data is not supported, got {x_ND.dtype}: expected real numbers")
+    x_ND = x_ND.detach()
+    if not x_ND.is_floating_point():
+        x_ND = x_ND.double()
+    x_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32)).contiguous()
+    if bool(x_ND.isinf().any()):
+        raise ValueError("the tensor contains infinity: replace it, or put NaN where a value is missing")
+    return x_ND
+
+
+def like_input(value: Tensor, X: Any) -> Any:
+    """A tensor on X's device where X is one, else a NumPy array."""
+    return value.to(X.device) if isinstance(X, Tensor) else value.cpu().numpy()
+
+
+def weighted_mean(value_N: Tensor, weight_N: Tensor) -> float:
+    return float((value_N.double() @ weight_N.double()) / weight_N.double().sum())
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    if value not in tuple(choices):
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}")
+
+
+def check_number(name: str, value: Any, *, low: float, high: float = float("inf"), whole: bool = False) -> None:
+    """Refuse a parameter that is not a finite number from `low` to `high` (a whole one)."""
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not (low <= value <= high and np.isfinite(value)):
+        upper = f" and at most {high:g}" if np.isfinite(high) else ""
+        raise ValueError(f"{name}={value!r} must be {'an int' if whole else 'a number'} of at least {low:g}{upper}")
+
+
+def distinct_samples(table: Table, weight_N: Tensor) -> int:
+    """How many samples with a weight differ: what the default number of codes, 5 sqrt(N), goes by.
+
+    Repeating a sample, weighting it, or scaling all weights adds nothing to see, and changes nothing here.
+    """
+    hashes = []
+    mix_D = np.random.RandomState(0).randint(1, 2**62, table.dim, dtype=np.int64).astype(np.uint64) | np.uint64(1)
+    kept = weight_N.cpu().numpy() > 0
+    rows = max(1, 2**22 // table.dim)
+    for start in range(0, table.n, rows):
+        x = table.dense(slice(start, start + rows)).astype(np.float64) + 0.0  # -0 becomes 0
+        hashes.append((np.ascontiguousarray(x).view(np.uint64) * mix_D).sum(1))
+    return len(np.unique(np.concatenate(hashes)[kept]))

@@ -1,0 +1,305 @@
+"""Data as the learning rules see it: dense, with missing values, or sparse, behind one set of questions.
+
+Legend: N vectors x, D features, K codes w, metric as in ops/nearest.py.
+    score_NK     what the closest code minimizes: |w|^2/2 - x.w (euclidean), -x.w/|w| (cosine), -x.w (dot)
+    distance_NK  euclidean |x - w| = sqrt(|x|^2 + 2 score), cosine 1 - cos, dot -x.w
+    stats_KC     weighted sums of the members of each code [K, D], then their weights [K, 1], or [K, D] where values
+                 are missing
+A missing value is left out of the distance and of the sums; what remains of a squared distance is scaled by
+D / observed, as in sklearn.metrics.nan_euclidean_distances.
+
+Scores are made in blocks of rows, and the smallest is found by NumPy: torch.argmin costs more than the matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from topovq.ops.accumulate import accumulate
+from topovq.ops.nearest import nearest, search_terms
+
+ROWS = 1024  # rows of a block of scores
+BLOCK = 2**22  # numbers in a block of dense data or distances
+
+
+class Table:
+    """N vectors of D features on one device. Subclasses say how scores, sums and dense rows are made."""
+
+    n: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Blocks (rows, score [n, K], scale [n]): scale is |x|^2 (euclidean, from the same origin) or |x| (cosine)."""
+        raise NotImplementedError
+
+    def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
+        raise NotImplementedError
+
+    def rows(self, chosen: Tensor | slice) -> Table:
+        raise NotImplementedError
+
+    def dense(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """These rows as a NumPy array, NaN where a value is missing."""
+        raise NotImplementedError
+
+    def mean(self, weight_N: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Dense blocks of x - mean, 0 where a value is missing."""
+        raise NotImplementedError
+
+    def closest(self, codes_KD: Tensor, metric: str) -> tuple[Tensor, Tensor]:
+        """(index int64 [N], distance [N]) of the closest code; the lowest index wins a tie."""
+        index_N = torch.empty(self.n, dtype=torch.int64, device=self.device)
+        distance_N = torch.empty(self.n, dtype=self.dtype, device=self.device)
+        for rows, score, scale in self._scores(codes_KD, metric):
+            index = _lowest(score)
+            index_N[rows] = index
+            distance_N[rows] = score.gather(1, index[:, None])[:, 0]
+            self._to_distance(distance_N[rows], scale, rows, metric)
+        return index_N, distance_N
+
+    def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
+        """The distance [N] of each vector to the code of its index, from differences: digit for digit."""
+        distances = []
+        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+            x = torch.from_numpy(self.dense(rows)).to(self.device)
+            missing = x.isnan()
+            w = codes_KD[index_N[rows]].masked_fill(missing, 0)
+            distance = pair_distance(x.masked_fill(missing, 0), w, metric)
+            distances.append(distance * self._inflation(rows, distance) ** 0.5 if metric == "euclidean" else distance)
+        return torch.cat(distances)
+
+    def closest_two(self, codes_KD: Tensor, metric: str) -> Tensor:
+        """Indices int64 [N, 2] of the closest code and the next."""
+        index_N2 = torch.empty(self.n, 2, dtype=torch.int64, device=self.device)
+        for rows, score, _ in self._scores(codes_KD, metric):
+            first = _lowest(score)
+            score.scatter_(1, first[:, None], torch.inf)
+            index_N2[rows] = torch.stack([first, _lowest(score)], 1)
+        return index_N2
+
+    def distances(self, codes_KD: Tensor, metric: str) -> Tensor:
+        """[N, K]."""
+        distance_NK = torch.empty(self.n, len(codes_KD), dtype=self.dtype, device=self.device)
+        for rows, distance in self.distance_blocks(codes_KD, metric):
+            distance_NK[rows] = distance
+        return distance_NK
+
+    def distance_blocks(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks (rows, distance [n, K] in float64: a root doubles the digits that rounding takes)."""
+        for rows, score, scale in self.double()._scores(codes_KD.double(), metric):
+            yield rows, self._to_distance(score, scale[:, None], rows, metric)
+
+    def double(self) -> Table:
+        raise NotImplementedError
+
+    def _to_distance(self, score: Tensor, scale: Tensor, rows: slice, metric: str) -> Tensor:
+        """Turn scores into distances, in place."""
+        if metric == "euclidean":
+            return score.mul_(2).add_(scale).clamp_(min=0).mul_(self._inflation(rows, score)).sqrt_()
+        if metric == "cosine":
+            return score.div_(scale.clamp(min=torch.finfo(score.dtype).tiny)).add_(1)
+        return score
+
+    def _inflation(self, rows: slice, like: Tensor) -> Tensor | float:
+        return 1.0
+
+
+class DenseTable(Table):
+    """x_ND: a float tensor without missing values."""
+
+    def __init__(self, x_ND: Tensor) -> None:
+        self.x_ND = x_ND
+        self.n, self.dim = x_ND.shape
+        self.dtype, self.device = x_ND.dtype, x_ND.device
+        self._square_N: Tensor | None = None
+
+    def closest(self, codes_KD: Tensor, metric: str) -> tuple[Tensor, Tensor]:
+        if not self.x_ND.is_cuda:
+            return super().closest(codes_KD, metric)
+        index_N = nearest(self.x_ND, codes_KD, metric)
+        return index_N, pair_distance(self.x_ND, codes_KD[index_N], metric)
+
+    def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
+        blocks = zip(self.x_ND.split(ROWS), index_N.split(ROWS))
+        return torch.cat([pair_distance(x, codes_KD[index], metric) for x, index in blocks])
+
+    def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        center_D, w_KD, bias_K = search_terms(codes_KD, metric, self.dtype)
+        # Moving every block by the mean code is a pass over the data: done where that mean is far, for then it is what
+        # keeps the digits; where it is near, the move is folded into the bias.
+        far = bool(center_D.norm() > w_KD.norm(dim=1).amax())
+        bias_K = bias_K if far else bias_K + w_KD @ center_D
+        w_DK = -w_KD.T.contiguous()
+        buffer = w_KD.new_empty(min(ROWS, self.n), len(w_KD))
+        for rows in _slices(self.n, ROWS):
+            x = self.x_ND[rows]
+            if far:
+                x = x - center_D
+                scale = x.square().sum(1)
+            else:
+                scale = self._squares()[rows]
+            yield (
+                rows,
+                torch.addmm(bias_K, x, w_DK, out=buffer[: len(x)]),
+                scale.sqrt() if metric == "cosine" else scale,
+            )
+
+    def _squares(self) -> Tensor:
+        if self._square_N is None:
+            self._square_N = torch.cat([x.square().sum(1) for x in self.x_ND.split(ROWS)])
+        return self._square_N
+
+    def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
+        if self.x_ND.is_cuda:
+            sums_KD, _ = accumulate(self.x_ND * weight_N[:, None], index_N, num_codes)
+        else:
+            sums_KD = torch.from_numpy(_members(index_N, weight_N, num_codes) @ self.x_ND.numpy())
+        return torch.cat([sums_KD, _totals(index_N, weight_N, num_codes)[:, None]], 1)
+
+    def rows(self, chosen: Tensor | slice) -> DenseTable:
+        return DenseTable(self.x_ND[chosen])
+
+    def dense(self, chosen: slice | np.ndarray) -> np.ndarray:
+        return self.x_ND[chosen].cpu().numpy()
+
+    def mean(self, weight_N: Tensor) -> Tensor:
+        return weight_N @ self.x_ND / weight_N.sum()
+
+    def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+            yield rows, self.x_ND[rows] - mean_D
+
+    def double(self) -> DenseTable:
+        return self if self.dtype == torch.float64 else DenseTable(self.x_ND.double())
+
+
+class MissingTable(Table):
+    """x_ND: a float tensor with NaN where a value is missing."""
+
+    def __init__(self, x_ND: Tensor) -> None:
+        self.x_ND = x_ND
+        self.n, self.dim = x_ND.shape
+        self.dtype, self.device = x_ND.dtype, x_ND.device
+        self.seen_ND = ~x_ND.isnan()
+        self.filled_ND = x_ND.nan_to_num(0.0)
+
+    def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        center_D = codes_KD.mean(0) if metric == "euclidean" else torch.zeros_like(codes_KD[0])
+        w_KD = codes_KD - center_D
+        square_DK = w_KD.T.square()
+        for rows in _slices(self.n, ROWS):
+            seen = self.seen_ND[rows].to(self.dtype)
+            x = (self.filled_ND[rows] - center_D) * seen
+            score, scale = -(x @ w_KD.T), x.square().sum(1)
+            if metric == "euclidean":
+                score += seen @ square_DK / 2
+            elif metric == "cosine":
+                score /= (seen @ square_DK).sqrt().clamp(min=torch.finfo(self.dtype).tiny)
+                scale = scale.sqrt()
+            yield rows, score, scale
+
+    def _inflation(self, rows: slice, like: Tensor) -> Tensor | float:
+        share = self.dim / self.seen_ND[rows].sum(1).to(like.dtype)
+        return share if like.ndim == 1 else share[:, None]
+
+    def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
+        both = torch.cat([self.filled_ND, self.seen_ND.to(self.dtype)], 1)
+        return DenseTable(both).statistics(index_N, weight_N, num_codes)[:, :-1]
+
+    def rows(self, chosen: Tensor | slice) -> MissingTable:
+        return MissingTable(self.x_ND[chosen])
+
+    def dense(self, chosen: slice | np.ndarray) -> np.ndarray:
+        return self.x_ND[chosen].cpu().numpy()
+
+    def mean(self, weight_N: Tensor) -> Tensor:
+        return weight_N @ self.filled_ND / (weight_N @ self.seen_ND.to(self.dtype))
+
+    def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+            yield rows, (self.filled_ND[rows] - mean_D) * self.seen_ND[rows]
+
+    def double(self) -> MissingTable:
+        return self if self.dtype == torch.float64 else MissingTable(self.x_ND.double())
+
+
+class SparseTable(Table):
+    """x_ND: a SciPy CSR matrix; it stays sparse, on the CPU."""
+
+    def __init__(self, x_ND: Any) -> None:
+        self.x_ND = x_ND
+        self.n, self.dim = x_ND.shape
+        self.dtype = torch.float64 if x_ND.dtype == np.float64 else torch.float32
+        self.device = torch.device("cpu")
+
+    def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        center_D, w_KD, bias_K = search_terms(codes_KD, metric, self.dtype)
+        bias = (bias_K + w_KD @ center_D).numpy()
+        w_DK = w_KD.T.numpy()
+        for rows in _slices(self.n, ROWS):
+            x = self.x_ND[rows]
+            scale = np.asarray(x.multiply(x).sum(1)).reshape(-1).astype(self.x_ND.dtype)
+            score = torch.from_numpy(bias - x @ w_DK)
+            yield rows, score, torch.from_numpy(np.sqrt(scale) if metric == "cosine" else scale)
+
+    def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
+        sums_KD = torch.from_numpy((_members(index_N, weight_N, num_codes) @ self.x_ND).toarray())
+        return torch.cat([sums_KD, _totals(index_N, weight_N, num_codes)[:, None]], 1)
+
+    def rows(self, chosen: Tensor | slice) -> SparseTable:
+        return SparseTable(self.x_ND[chosen.numpy() if isinstance(chosen, Tensor) else chosen])
+
+    def dense(self, chosen: slice | np.ndarray) -> np.ndarray:
+        return self.x_ND[chosen].toarray()
+
+    def mean(self, weight_N: Tensor) -> Tensor:
+        return torch.from_numpy(self.x_ND.T @ weight_N.numpy()) / weight_N.sum()
+
+    def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+            yield rows, torch.from_numpy(self.dense(rows)) - mean_D
+
+    def double(self) -> SparseTable:
+        return self if self.dtype == torch.float64 else SparseTable(self.x_ND.astype(np.float64))
+
+
+def pair_distance(x_ND: Tensor, w_ND: Tensor, metric: str) -> Tensor:
+    """The distance of each row to the row beside it, [N], digit for digit."""
+    if metric == "euclidean":
+        return torch.linalg.vector_norm(x_ND - w_ND, dim=1)
+    if metric == "cosine":
+        return 1 - torch.nn.functional.cosine_similarity(x_ND, w_ND, dim=1)
+    return -(x_ND * w_ND).sum(1)
+
+
+def _slices(n: int, rows: int) -> Iterator[slice]:
+    for start in range(0, n, rows):
+        yield slice(start, min(n, start + rows))
+
+
+def _lowest(score_NK: Tensor) -> Tensor:
+    if score_NK.device.type == "cpu":
+        return torch.from_numpy(score_NK.numpy().argmin(1))
+    return score_NK.argmin(1)
+
+
+def _members(index_N: Tensor, weight_N: Tensor, num_codes: int) -> Any:
+    """The K x N sparse matrix whose row k holds the weights of the members of code k."""
+    n = len(index_N)
+    one_hot = scipy.sparse.csr_matrix((weight_N.numpy(), index_N.numpy(), np.arange(n + 1)), shape=(n, num_codes))
+    return one_hot.T
+
+
+def _totals(index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
+    return torch.bincount(index_N, weight_N.double(), minlength=num_codes).to(weight_N.dtype)
