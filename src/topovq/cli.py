@@ -28,6 +28,7 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
   topovq train photos --out runs/a                train on the photographs that come with the package
   topovq train MY_IMAGES --out runs/b --model vqvae2 --image-size 256
   topovq info runs/a                              what the run is and how far it got
+  topovq report runs/a runs/b -o report.html      what they learned, on one page
   topovq evaluate runs/a                          its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/
@@ -79,10 +80,14 @@ class Train(TrainConfig):
     """torch.compile the model; it takes half a minute to start."""
 
     def __call__(self) -> None:
+        from topovq.report import REPORT_FILE, write_report
+
         result = train(self)
         if leads():
+            page = write_report([result.folder], result.folder / REPORT_FILE)
             say(
                 f"best validation loss {result.best_loss:.5f} in {result.seconds:,.0f} s; the run is in {result.folder}"
+                f", its report is {page}"
             )
 
 
@@ -168,14 +173,14 @@ class Data:
 
     name: Annotated[Positional[str | None], arg(metavar="NAME")] = None
     """Data set by name, or the path of a folder of images or of tar shards."""
-    path: Path | None = None
-    """Where it lies, if not at its usual place."""
+    data_path: Path | None = None
+    """Where the data set named by NAME lies, if not at its usual place."""
 
     def __call__(self) -> None:
         if self.name is None:
             print("\n".join(SOURCES))
             return
-        with open_data(self.name, self.path) as source:
+        with open_data(self.name, self.data_path) as source:
             print(json.dumps(source.describe(), indent=2))
 
 
@@ -194,7 +199,22 @@ class Demo:
         demo(self.out, self.steps)
 
 
-COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo)
+@dataclass
+class Report:
+    """Write one HTML page on a run, or on several side by side: curves, maps, reconstructions, configuration."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN [RUN ...]")]
+    """Folders of the runs."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("report.html")
+    """The page; it needs no other file and no network."""
+
+    def __call__(self) -> None:
+        from topovq.report import write_report
+
+        say(f"The page: {write_report(self.runs, self.out).resolve()}")
+
+
+COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report)
 
 
 def leads() -> bool:

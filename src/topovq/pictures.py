@@ -9,22 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topovq.atlas import charts, map_picture
 from topovq.models import Tokenizer, as_levels
 
 
 def codebook_map(model: Tokenizer, level: int = 0) -> np.ndarray:
-    """Every code decoded, at its place on the map: uint8 [rows * stride, columns * stride, C].
-
-    A code is shown as the center of a 3 x 3 field of itself. For models with one level and a map of two axes.
-    """
-    quantizer: Any = model.quantizers[level]
-    rows, columns = quantizer.grid.shape
-    device = quantizer.codebook.device
-    tokens_K33 = torch.arange(rows * columns, device=device)[:, None, None].expand(-1, 3, 3)
-    side = model.stride
-    tiles_KCss = model.decode(tokens_K33)[:, :, side : 2 * side, side : 2 * side].cpu()
-    tiles = tiles_KCss.unflatten(0, (rows, columns)).permute(0, 3, 1, 4, 2)
-    return tiles.reshape(rows * side, columns * side, -1).numpy()
+    """Every code decoded, at its place on the map: uint8 [rows * s, columns * s, 3], s pixels a token."""
+    return map_picture(model, charts(model), level)[..., :3]
 
 
 def shifted(model: Tokenizer, images_BCHW: Tensor, offset: Sequence[int]) -> Tensor:

@@ -1,0 +1,60 @@
+"""Pictures inside a page: as data addresses, and within a limit of bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+GAP = 1  # pixels between images on a sheet
+
+
+def data_uri(pixels: np.ndarray, most_bytes: int | None = None) -> str:
+    """uint8 [H, W, 1, 3 or 4] as a data address: PNG, or where that is over `most_bytes` a JPEG that fits."""
+    array = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    image = Image.fromarray(array)
+    data, kind = _bytes(image, "PNG"), "png"
+    while most_bytes is not None and len(data) > most_bytes and min(image.size) > 16:
+        if kind == "jpeg":
+            image = image.resize((image.width * 3 // 4, image.height * 3 // 4), Image.Resampling.BOX)
+        elif image.mode == "RGBA":
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        data, kind = _bytes(image, "JPEG"), "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _bytes(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, **({"quality": 90} if kind == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+def to_array(image_CHW: Tensor) -> np.ndarray:
+    """uint8 [C, H, W] -> [H, W, C]."""
+    return image_CHW.permute(1, 2, 0).cpu().numpy()
+
+
+def sheet(rows: Sequence[Sequence[Tensor]]) -> np.ndarray:
+    """Images [C, H, W] in rows, a transparent line between them: uint8 [H', W', 4]."""
+    arrays = [[to_array(image) for image in row] for row in rows]
+    height, width = arrays[0][0].shape[:2]
+    page = np.zeros((len(rows) * (height + GAP) - GAP, len(rows[0]) * (width + GAP) - GAP, 4), np.uint8)
+    for y, row in enumerate(arrays):
+        for x, array in enumerate(row):
+            top, left = y * (height + GAP), x * (width + GAP)
+            page[top : top + height, left : left + width, :3] = array
+            page[top : top + height, left : left + width, 3] = 255
+    return page
+
+
+def colored(values_K: np.ndarray, name: str) -> np.ndarray:
+    """Numbers [K] by matplotlib's color map `name`, from their smallest to their largest: uint8 [K, 3, 1, 1]."""
+    from matplotlib import colormaps
+
+    low, high = float(values_K.min()), float(values_K.max())
+    share_K = (values_K - low) / (high - low) if high > low else np.zeros(len(values_K))
+    return (colormaps[name](share_K)[:, :3, None, None] * 255).round().astype(np.uint8)
