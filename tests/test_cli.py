@@ -86,6 +86,12 @@ def test_help_is_there(capsys: pytest.CaptureFixture[str], command: str) -> None
         (["train", "photos", "--steps", "0"], "steps=0 must be a whole number of at least 1"),
         (["info", "missing"], "there is no run at missing"),
         (["data", "cifar"], "did you mean 'cifar10'?"),
+        (["data", "folder"], "the data set 'folder' needs the path of its images: --data-path PATH"),
+        (["train", "imagenet"], "--data-path PATH"),
+        (["train", "photos", "--data-path", "x"], "photos takes no path ('x' was given)"),
+        (["train", "photos", "--image-size", "-4"], "images of size -4 cannot be"),
+        (["train", ".", "--data-path", "x"], "'.' is a path already; --data-path (here 'x') goes with a name: photos"),
+        (["train", "train-{000..003}.tar"], "names no shard: 'train-000.tar' was looked for and is not there"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_would_be_right(

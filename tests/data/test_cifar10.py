@@ -155,7 +155,7 @@ def test_a_path_without_a_copy_is_refused(tmp_path):
 
 
 def test_another_size_is_refused():
-    with pytest.raises(ValueError, match="size=64: the images of cifar10 are 32x32"):
+    with pytest.raises(ValueError, match="the images of cifar10 are 32x32; size 64 was asked for"):
         open_source("cifar10", size=64)
 
 

@@ -75,7 +75,7 @@ def test_held_out_crops_are_cut_from_held_out_photographs():
 
 
 def test_a_path_is_refused():
-    with pytest.raises(ValueError, match=r"'my/images'.*use the source 'folder'"):
+    with pytest.raises(ValueError, match=r"'my/images'.*give their folder instead"):
         open_source("photos", "my/images")
 
 

@@ -24,6 +24,7 @@ from topovq.data.presets import open_faces, open_imagenet
 from topovq.data.shards import are_shards, find_members, open_shards
 
 __all__ = [
+    "NEED_PATH",
     "SOURCES",
     "DataError",
     "Source",
@@ -42,7 +43,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "imagenet": open_imagenet,
     "faces": open_faces,
 }
-_NEED_PATH = ("folder", "shards", "imagenet", "faces")
+NEED_PATH = ("folder", "shards", "imagenet", "faces")
 
 
 def open_source(
@@ -62,7 +63,7 @@ def open_source(
         close = get_close_matches(name, SOURCES, n=1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no data source {name!r}; there are {', '.join(SOURCES)}.{meant}")
-    if path is None and name in _NEED_PATH:
+    if path is None and name in NEED_PATH:
         raise ValueError(f"the data source {name!r} needs a path: open_source({name!r}, 'where/the/images/are')")
     if size is not None:
         options["size"] = size

@@ -39,7 +39,7 @@ class Source(ABC):
     ) -> None:
         """`train_images` is None where training draws endlessly instead of going through a list."""
         if size < 1:
-            raise ValueError(f"size={size!r} must be at least 1 pixel")
+            raise ValueError(f"images of size {size!r} cannot be; a side is at least 1 pixel")
         self.name = name
         self.path = path
         self.size = size

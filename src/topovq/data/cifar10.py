@@ -35,7 +35,7 @@ class Cifar10(Source):
     def __init__(self, path: PathLike | None = None, *, size: int = 32, workers: int | None = None) -> None:
         """`path`: a copy (file or folder) to use; `workers` has no effect, since the images are in memory."""
         if size != 32:
-            raise ValueError(f"size={size!r}: the images of cifar10 are 32x32")
+            raise ValueError(f"the images of cifar10 are 32x32; size {size!r} was asked for")
         images_N3SS = load_cifar10(path)["train_images"]
         trains_N = torch.from_numpy(np.random.RandomState(SPLIT_SEED).rand(len(images_N3SS)) > 0.2)
         self._images_N3SS = images_N3SS[trains_N]

@@ -43,7 +43,9 @@ class Photos(Source):
     def __init__(self, path: None = None, *, size: int = 32, workers: int | None = None) -> None:
         """`path` must be None and `workers` has no effect: the photographs are in the packages, and in memory."""
         if path is not None:
-            raise ValueError(f"path={path!r}: photos needs none; for images of your own use the source 'folder'")
+            raise ValueError(
+                f"photos takes no path ({str(path)!r} was given); for images of your own give their folder instead"
+            )
         super().__init__("photos", size, NORMALIZATION, np.arange(VALIDATION_CROPS))
 
     def describe(self) -> dict[str, Any]:
