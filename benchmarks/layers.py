@@ -263,9 +263,10 @@ class Table:
             out.write_text(",".join(COLUMNS) + "\n")
 
     def add(self, library: str, mode: str, neighborhood: str, shape: tuple[int, int, int], what: str, ms: float,
-            mib: float | None = None, floor: float | None = None) -> None:  # fmt: skip
+            mib: float | None = None, floor: float | None = None, dtype: str = "float32") -> None:  # fmt: skip
         n, k, d = shape
-        row = {"library": library, "mode": mode, "neighborhood": neighborhood, "N": n, "K": k, "d": d, "what": what,
+        row = {"library": library, "mode": mode, "neighborhood": neighborhood, "N": n, "K": k, "d": d,
+               "dtype": dtype, "what": what,
                "median_ms": f"{ms:.4f}", "peak_mib": "" if mib is None else f"{mib:.1f}",
                "roofline_ms": "" if floor is None else f"{floor:.4f}", **self.common}  # fmt: skip
         memory = "" if mib is None else f"{mib:10.1f} MiB"
@@ -285,7 +286,6 @@ def run_cuda(arguments: argparse.Namespace) -> int:
     )
     table = Table(
         arguments.out,
-        dtype="float32",
         gpu=torch.cuda.get_device_name(),
         driver=smi.stdout.strip(),
         torch=torch.__version__,
@@ -355,14 +355,13 @@ def time_flash_kmeans(table: Table, shape: tuple[int, int, int], bandwidth: floa
         centers = torch.randn(1, k, d, device="cuda", dtype=dtype)
         squares = points.float().square().sum(-1)
         call = partial(euclid_assign_triton, points, centers, squares)
-        table.add("flash-kmeans", mode, "none", shape, "assignment", median_ms(call))
+        table.add("flash-kmeans", mode, "none", shape, "assignment", median_ms(call), dtype=str(dtype).split(".")[1])
 
 
 def run_cpu(arguments: argparse.Namespace) -> int:
     """The search alone: blocks against the whole N x K matrix."""
     table = Table(
         arguments.out,
-        dtype="float32",
         gpu="",
         driver=platform.processor() or platform.machine(),
         torch=torch.__version__,
