@@ -198,7 +198,7 @@ class _Run:
                 self.record.rewind(self.step, **config)
                 self.record.append("resumed", step=self.step, **environment(self.world.device, self.world.size))
             else:
-                self.record.append("config", **config)
+                self.record.start(**config)
         self.world.wait()
 
     def _load(self, checkpoint: Path) -> None:

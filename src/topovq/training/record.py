@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from topovq.files import write_atomic
+from topovq.files import append, write_atomic
 
 RECORD_FILE = "record.jsonl"
 VERSIONS_OF = ("topovq", "torch", "triton", "numpy", "safetensors", "pillow", "scikit-image", "scikit-learn")
@@ -29,11 +29,12 @@ class Record:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def start(self, **config: Any) -> None:
+        """Make the file with its first line: a record without one would be no record."""
+        write_atomic(self.path, _line({"event": "config", **config}))
+
     def append(self, event: str, **fields: Any) -> None:
-        with open(self.path, "ab") as file:
-            file.write(_line({"event": event, **fields}))
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, _line({"event": event, **fields}))
 
     def rewind(self, step: int, **config: Any) -> None:
         """Go back to a checkpoint at `step`: later lines and a half-written last one go; the first becomes `config`."""
