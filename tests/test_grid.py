@@ -89,6 +89,14 @@ def test_coords_are_row_major():
     ]
 
 
+def test_places_may_be_plain_numbers():
+    grid = Grid((2, 3))
+    assert grid.coords(4).tolist() == [1, 1]
+    assert grid.coords([0, 5]).tolist() == [[0, 0], [1, 2]]
+    assert grid.shift(0, 1).item() == 4
+    assert grid.distance([0, 3], 5).tolist() == pytest.approx([5**0.5, 2])
+
+
 def test_index_of_coords():
     grid = Grid((2, 3))
     assert grid.index((1, 2)).tolist() == 5
@@ -277,6 +285,11 @@ def test_bad_places_are_refused():
         grid.index((0.0, 1.0))
     with pytest.raises(TypeError, match=r"indices must be integers, got torch.bool"):
         grid.coords(torch.tensor([True]))
+    for call in (lambda: grid.coords(6), lambda: grid.distance(0, 6), lambda: grid.shift([0, 6], 1)):
+        with pytest.raises(ValueError, match=r"place 6 is out of range: expected 0 to 5$"):
+            call()
+    with pytest.raises(ValueError, match=r"place -1 is out of range: expected 0 to 5$"):
+        grid.coords(torch.tensor([2, -1]))
     for offset in ((1,), (1, 2, 3), (1, 0.5), 1.5, "ab"):
         with pytest.raises(ValueError, match="must be an int or 2 ints") as error:
             grid.shift(torch.arange(6), offset)

@@ -76,14 +76,15 @@ class Grid:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def coords(self, indices: Tensor | None = None) -> Tensor:
+    def coords(self, indices: Tensor | Sequence[int] | int | None = None) -> Tensor:
         """Lattice coordinates int64 [..., D] of flat indices [...] (default: of all K places, in order)."""
         indices = torch.arange(self.size) if indices is None else _integers("indices", indices)
+        check_range("place", indices, self.size)
         return torch.stack(self._unflatten(indices), -1)
 
     def index(self, coords: Tensor | Sequence[int]) -> Tensor:
         """Flat indices int64 [...] of lattice coordinates [..., D]; coordinates off the grid are refused."""
-        coords = _integers("coords", torch.as_tensor(coords))
+        coords = _integers("coords", coords)
         if coords.shape[-1:] != (self.ndim,):
             raise ValueError(f"coords of shape {tuple(coords.shape)} must end in {self.ndim}, the grid's axes")
         off = (coords < 0) | (coords >= torch.tensor(self.shape, device=coords.device))
@@ -92,7 +93,7 @@ class Grid:
             raise ValueError(f"coords {bad} lie off the grid of shape {self.shape}")
         return self._flatten(coords.unbind(-1))
 
-    def positions(self, indices: Tensor | None = None) -> Tensor:
+    def positions(self, indices: Tensor | Sequence[int] | int | None = None) -> Tensor:
         """Points float64 [..., D] in the space in which `distance` is Euclidean."""
         coords = self.coords(indices).double()
         if self.topology == "rectangular":
@@ -106,9 +107,9 @@ class Grid:
         pitch = (ROW_HEIGHT, 1.0) if self.topology == "hexagonal" else (1.0,) * self.ndim
         return tuple(n * p if wraps else math.inf for n, p, wraps in zip(self.shape, pitch, self.wrap))
 
-    def distance(self, i: Tensor | int, j: Tensor | int) -> Tensor:
+    def distance(self, i: Tensor | Sequence[int] | int, j: Tensor | Sequence[int] | int) -> Tensor:
         """Euclidean distance float64 on the map between flat indices i and j (broadcast together)."""
-        delta = self.positions(torch.as_tensor(i)) - self.positions(torch.as_tensor(j))
+        delta = self.positions(i) - self.positions(j)
         return self.length(delta)
 
     def length(self, delta: Tensor) -> Tensor:
@@ -126,7 +127,9 @@ class Grid:
         every = torch.arange(self.size, device=device)
         return self.distance(every[:, None], every[None, :])
 
-    def shift(self, indices: Tensor, offset: int | Sequence[int], *, wrap: bool | None = None) -> Tensor:
+    def shift(
+        self, indices: Tensor | Sequence[int] | int, offset: int | Sequence[int], *, wrap: bool | None = None
+    ) -> Tensor:
         """Move flat indices by `offset` lattice steps (one int for every axis, or one per axis).
 
         Axes that wrap go round, open ones stop at the border; `wrap=True` or `wrap=False` decides for all axes.
@@ -136,8 +139,10 @@ class Grid:
         if len(steps) != self.ndim or not all(isinstance(s, int) for s in steps):
             raise ValueError(f"offset={offset!r} must be an int or {self.ndim} ints, one per axis of {self.shape}")
         indices = _integers("indices", indices)
+        places = indices.clamp(min=0)
+        check_range("place", places, self.size)
         moved = []
-        for n, goes_round, along, step in zip(self.shape, self.wrap, self._unflatten(indices.clamp(min=0)), steps):
+        for n, goes_round, along, step in zip(self.shape, self.wrap, self._unflatten(places), steps):
             goes_round = goes_round if wrap is None else wrap
             moved.append((along + step) % n if goes_round else (along + step).clamp(0, n - 1))
         return torch.where(indices < 0, indices, self._flatten(moved))
@@ -216,7 +221,22 @@ def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     return sides
 
 
-def _integers(name: str, value: Tensor) -> Tensor:
+def check_range(what: str, indices: Tensor, size: int, *, masked: bool = False) -> None:
+    """Refuse indices that are not 0 to size - 1 (or -1, where `masked` ones may be).
+
+    Only where looking costs nothing: asking a GPU would make the host wait.
+    """
+    if torch.compiler.is_compiling() or indices.device.type != "cpu" or not indices.numel():
+        return
+    low, high, least = int(indices.min()), int(indices.max()), -1 if masked else 0
+    if low < least or high >= size:
+        bad = low if low < least else high
+        also = ", or -1 for masked" if masked else ""
+        raise ValueError(f"{what} {bad} is out of range: expected 0 to {size - 1}{also}")
+
+
+def _integers(name: str, value: Tensor | Sequence[int] | int) -> Tensor:
+    value = torch.as_tensor(value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"{name} must be integers, got {value.dtype}")
     return value.long()

@@ -89,6 +89,14 @@ def test_export_in_evaluation(variant):
         assert torch.equal(exported(x)[1], vq(x).indices)
 
 
+def test_an_exported_program_survives_saving(tmp_path):
+    vq = KohonenVQ(8, 64, codebook_dim=4).eval()
+    x = torch.randn(3, 10, 8)
+    torch.export.save(torch.export.export(vq, (x,)), tmp_path / "vq.pt2")
+    loaded = torch.export.load(tmp_path / "vq.pt2").module()
+    assert torch.equal(loaded(x).quantized, vq(x).quantized)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_host_synchronization(variant):
     """A fake tensor has no values: a forward that asked for one would raise."""

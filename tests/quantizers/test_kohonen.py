@@ -208,7 +208,7 @@ def test_freezing_all_or_some():
     torch.manual_seed(0)
     vq = KohonenVQ(4, 16)
     x = torch.randn(100, 4)
-    vq.freeze(torch.tensor([0, 5]))
+    vq.freeze([0, 5])
     before = vq.codebook.clone()
     vq(x)
     moved = (vq.codebook != before).any(1)
@@ -295,6 +295,27 @@ def test_activation_checkpointing_updates_once_with_the_right_gradient(reentrant
         assert torch.equal(a.grad, b.grad)
         assert checked.step.item() == step + 1
     assert torch.equal(plain.codebook, checked.codebook)
+
+
+def test_a_training_pass_in_inference_mode_leaves_no_tensor_behind_that_a_later_one_cannot_change():
+    vq = KohonenVQ(4, 16)
+    with torch.inference_mode():
+        vq(torch.randn(30, 4))
+    with torch.no_grad():
+        vq(torch.randn(30, 4))
+    assert vq.step.item() == 2
+
+
+def test_float64_is_float64_from_end_to_end():
+    torch.manual_seed(0)
+    vq = KohonenVQ(4, 16).double()
+    x = torch.randn(30, 4, dtype=torch.float64, requires_grad=True)
+    codes = vq.codebook.clone()
+    quantized, indices, loss = vq(x)
+    expected = (x.detach() - codes[indices]).square().mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-14)
+    (quantized.sum() + loss).backward()
+    assert torch.allclose(x.grad, 1 + 2 * (x.detach() - codes[indices]) / x.numel(), rtol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -392,6 +413,8 @@ def test_bad_input_is_refused():
     vq = KohonenVQ(4, 16)
     with pytest.raises(ValueError, match=r"\(2, 5\) must end in dim = 4"):
         vq(torch.randn(2, 5))
+    with pytest.raises(ValueError, match=r"\(4,\) must be \[B, ..., C\] with C = dim = 4"):
+        vq(torch.randn(4))
     with pytest.raises(ValueError, match="accept_image_fmap=True"):
         vq(torch.randn(2, 4, 8, 8))
     with pytest.raises(TypeError, match=r"torch.int64"):
@@ -404,5 +427,9 @@ def test_bad_input_is_refused():
         vq(torch.randn(2, 4, 4), mask=torch.ones(2, 4, dtype=torch.bool), lens=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="token 16 is out of range: expected 0 to 15"):
         vq.get_codes_from_indices(torch.tensor([3, 16]))
+    with pytest.raises(ValueError, match="token 16 is out of range: expected 0 to 15"):
+        vq.coords(torch.tensor([16]))
+    with pytest.raises(ValueError, match=r"code -1 is out of range: expected 0 to 15$"):
+        vq.freeze([3, -1])
     with pytest.raises(TypeError, match=r"float32"):
         vq.get_codes_from_indices(torch.tensor([0.5]))

@@ -61,7 +61,7 @@ def _quantize(
         index_N = nearest(x_ND, codes_KD, metric, precision)
         q_ND = codes_KD[index_N]
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
-        share = 1 / (valid_N.sum() * d).clamp(min=1)
+        share = 1 / (valid_N.sum() * d).clamp(min=1).to(dtype)
         apart_ND = torch.where(valid_N[:, None], x_ND.to(dtype) - q_ND, 0)
         error = apart_ND.square().sum() * share
         sums_KD, counts_K = accumulate(x_ND[:0], index_N[:0], 0)
@@ -85,7 +85,7 @@ def _(
         x_ND.new_empty(k, dtype=dtype),
         x_ND.new_empty((), dtype=torch.int64),
         x_ND.new_empty(n, dtype=torch.bool),
-        x_ND.new_empty((), dtype=torch.float32),
+        x_ND.new_empty((), dtype=dtype),
     )
 
 

@@ -7,15 +7,16 @@ codes they chose become the same layout on the way out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from topovq.codebook import Codebook
-from topovq.grid import Grid
+from topovq.grid import Grid, check_range
 from topovq.ops.quantize import quantize
 from topovq.quantizers.gradients import rotate_to
 
@@ -29,6 +30,9 @@ class Quantized(NamedTuple):
     """int64, the shape of the input without its channels (with heads: one more axis, last); -1 where masked."""
     loss: Tensor
     """A scalar, its weight applied."""
+
+
+pytree._register_namedtuple(Quantized, serialized_type_name="topovq.Quantized")  # so that torch.export.save knows it
 
 
 class Quantizer(nn.Module):
@@ -164,24 +168,16 @@ class Quantizer(nn.Module):
             raise TypeError(f"tokens must be integers, got {indices.dtype}")
         if self.heads > 1 and indices.shape[-1:] != (self.heads,):
             raise ValueError(f"tokens of shape {tuple(indices.shape)} must end in {self.heads}, the number of heads")
-        self._check_range(indices)
+        check_range("token", indices, self.codebook_size, masked=True)
         indices = (indices[..., None] if self.heads == 1 else indices).long()
         codes = torch.stack([self.codebook_of(h).codes[indices[..., h].clamp(min=0)] for h in range(self.heads)], -2)
         codes = torch.where(indices[..., None] < 0, 0, codes).flatten(-2)
         weight = getattr(self.project_out, "weight", None)
         return codes if weight is None else codes.to(weight.dtype)
 
-    def _check_range(self, indices: Tensor) -> None:
-        """Only where looking costs nothing: asking a GPU would make the host wait."""
-        if torch.compiler.is_compiling() or indices.device.type != "cpu" or not indices.numel():
-            return
-        low, high = int(indices.min()), int(indices.max())
-        if low < -1 or high >= self.codebook_size:
-            bad = low if low < -1 else high
-            raise ValueError(f"token {bad} is out of range: expected 0 to {self.codebook_size - 1}, or -1 for masked")
-
     def coords(self, indices: Tensor) -> Tensor:
         """Places of tokens on the map, int64 [..., grid axes]; -1 for masked ones."""
+        check_range("token", indices, self.codebook_size, masked=True)
         return torch.where(indices[..., None] < 0, -1, self.grid.coords(indices.clamp(min=0)))
 
     # The codebook
@@ -217,22 +213,20 @@ class Quantizer(nn.Module):
     def grid(self) -> Grid:
         return self.codebook_of(0).neighborhood.grid
 
-    def freeze(self, indices: Tensor | None = None) -> None:
+    def freeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
         """Stop these codes (default: all) from moving; they are still chosen."""
         self._set_frozen(indices, True)
 
-    def unfreeze(self, indices: Tensor | None = None) -> None:
+    def unfreeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
         """Let these codes (default: all) move again."""
         self._set_frozen(indices, False)
 
-    def _set_frozen(self, indices: Tensor | None, value: bool) -> None:
-        if indices is not None:
-            self._check_range(indices)
+    def _set_frozen(self, indices: Tensor | Sequence[int] | None, value: bool) -> None:
+        places = slice(None) if indices is None else torch.as_tensor(indices)
+        if isinstance(places, Tensor):
+            check_range("code", places, self.codebook_size)
         for book in self._books():
-            if indices is None:
-                book.frozen.fill_(value)
-            else:
-                book.frozen[indices] = value
+            book.frozen[places] = value
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -278,7 +272,9 @@ class Quantizer(nn.Module):
         elif not self.channel_last:
             if x.ndim < 2 or x.shape[1] != self.dim:
                 raise ValueError(f"x of shape {tuple(x.shape)} must be [B, C, ...] with C = dim = {self.dim}")
-        elif x.ndim < 2 or x.shape[-1] != self.dim:
+        elif x.ndim < 2:
+            raise ValueError(f"x of shape {tuple(x.shape)} must be [B, ..., C] with C = dim = {self.dim}")
+        elif x.shape[-1] != self.dim:
             hint = ""
             if x.ndim in (4, 5) and x.shape[1] == self.dim:
                 option = "accept_image_fmap" if x.ndim == 4 else "accept_3d_fmap"
@@ -339,6 +335,6 @@ def in_backward() -> bool:
 
 def may_be_recomputed() -> bool:
     """Whether activation checkpointing may run this forward again: it either disables gradients or packs tensors."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return False
     return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
