@@ -1,5 +1,6 @@
 """Files and folders that are either whole or not there."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topovq.files import atomic_file, atomic_folder, remove_leftovers, write_atomic
+from topovq.files import append, atomic_file, atomic_folder, remove_leftovers, write_atomic
 
 
 def test_a_file_is_written_in_a_folder_that_is_made(tmp_path):
@@ -40,6 +41,21 @@ def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path):
         write_half(temporary / "three", KeyboardInterrupt())
     assert [path.name for path in place.iterdir()] == ["two"]
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path):
+    path = tmp_path / "a.txt"
+    with pytest.raises(OSError, match=r"No space left on device: '.*a\.txt'"), atomic_file(path) as temporary:
+        write_half(temporary, OSError(errno.ENOSPC, "No space left on device"))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        append(Path("/dev/full"), b"line\n")
+
+
+def test_append_adds_to_the_end(tmp_path):
+    for line in (b"one\n", b"two\n"):
+        append(tmp_path / "a.txt", line)
+    assert (tmp_path / "a.txt").read_text() == "one\ntwo\n"
 
 
 KILLED = """

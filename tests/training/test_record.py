@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from topovq.training.record import Record, environment, read_record
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     record = Record(tmp_path / "record.jsonl")
-    record.append("config", seed=1)
+    record.start(seed=1)
     for step in (10, 20, 30):
         record.append("validation", step=step, loss=1 / step)
     return record
@@ -25,6 +26,19 @@ def test_a_record_is_one_json_object_a_line(record: Record) -> None:
     assert lines[0] == {"event": "config", "seed": 1}
     assert lines[2] == {"event": "validation", "step": 20, "loss": 0.05}
     assert read_record(record.path) == lines
+
+
+def test_a_record_that_cannot_be_started_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a full disk would leave an empty file, which the same command with --resume could not read."""
+
+    def write_half(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match=r"No space left on device: '.*record\.jsonl'"):
+        Record(tmp_path / "record.jsonl").start(seed=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_number_that_is_none_becomes_null(record: Record) -> None:
