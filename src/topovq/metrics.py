@@ -63,7 +63,7 @@ def not_neighbors(i: Tensor, j: Tensor, grid: Grid) -> Tensor:
 
 
 def distortion(x_ND: Tensor, codes_KD: Tensor, neighborhood: Neighborhood, step: int | Tensor = 0) -> Tensor:
-    """Mean over vectors of sum_k A[k*, k] |x - w_k|^2, with k* the closest code: what the batch rule lowers.
+    """Mean over vectors of sum_k A[k*, k] |x - w_k|^2, with k* the closest code: what a batch step lowers, k* fixed.
 
     With Q_j the sum of |x|^2 over the members of j it is sum_k (A^T Q)_k - 2 w_k.(A^T S)_k + |w_k|^2 (A^T c)_k: the
     statistics are smoothed, and neither an N x K nor a K x K matrix is made.
@@ -93,9 +93,10 @@ def topographic_product(codes_KD: Tensor, grid: Grid) -> Tensor:
     by_code = apart_KK.masked_fill(itself, -1).argsort(dim=1, stable=True)[:, 1:]
     by_place = places_KK.masked_fill(itself, -1).argsort(dim=1, stable=True)[:, 1:]
     tiny = torch.finfo(torch.float64).tiny
-    ratio = apart_KK.gather(1, by_place).clamp(min=tiny) / apart_KK.gather(1, by_code).clamp(min=tiny)
-    alike = (apart_KK.gather(1, by_place) == 0) | (apart_KK.gather(1, by_code) == 0)
-    logs = ratio.log().masked_fill(alike, 0) + (places_KK.gather(1, by_place) / places_KK.gather(1, by_code)).log()
+    at_place, at_code = apart_KK.gather(1, by_place), apart_KK.gather(1, by_code)
+    ratio = at_place.clamp(min=tiny) / at_code.clamp(min=tiny)
+    logs = (ratio * places_KK.gather(1, by_place) / places_KK.gather(1, by_code)).log()
+    logs = logs.masked_fill((at_place == 0) | (at_code == 0), 0)
     order = torch.arange(1, size, device=codes_KD.device)
     return (logs.cumsum(1) / (2 * order)).mean()
 

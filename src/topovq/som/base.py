@@ -230,8 +230,6 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             sample_weight = sample_weight.detach().cpu().numpy()
         rows = np.empty((table.n, 1)) if isinstance(X, Tensor) else X
         weight = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
-        if not weight.sum() > 0:
-            raise ValueError("sample_weight is 0 for every sample: at least one must be above 0")
         return torch.from_numpy(weight).to(device=table.device, dtype=table.dtype)
 
     def _check_columns(self, table: Table, weight_N: Tensor) -> None:
@@ -283,9 +281,7 @@ def chosen_device(device: str | torch.device) -> torch.device:
 def checked_tensor(x_ND: Tensor) -> Tensor:
     """A float32 or float64 matrix of at least one row and one column, without infinities."""
     if x_ND.ndim != 2 or x_ND.shape[0] < 1 or x_ND.shape[1] < 1:
-        raise ValueError(
-            f"a tensor of shape {tuple(x_ND.shape)} is no table: expected [samples, features], each at least 1"
-        )
+        raise ValueError(f"a tensor of shape {tuple(x_ND.shape)} is no table: expected [samples, features], not empty")
     if x_ND.is_complex():
         raise ValueError(f"complex data is not supported, got {x_ND.dtype}: expected real numbers")
     x_ND = x_ND.detach()

@@ -82,7 +82,7 @@ class SelfOrganizingMap(CodesEstimator):
         radius_end: float = 1.0,
         schedule: str = "exponential",
         learning_rate: float = 0.5,
-        learning_rate_end: float = 0.01,
+        learning_rate_end: float = 0.1,
         metric: str = "euclidean",
         init: Any = "pca",
         max_iter: int = 10,

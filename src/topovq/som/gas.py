@@ -47,7 +47,7 @@ class NeuralGas(CodesEstimator):
         range: float | None = None,
         range_end: float = 0.1,
         learning_rate: float = 0.5,
-        learning_rate_end: float = 0.01,
+        learning_rate_end: float = 0.1,
         metric: str = "euclidean",
         init: Any = "pca",
         max_iter: int = 20,

@@ -128,7 +128,7 @@ def code_projection(som: Any, X: Any = None, ax: Axes | None = None) -> Axes:
     ax = plt.subplots(figsize=(6, 5))[1] if ax is None else ax
     if X is not None:
         samples = project(table.x_ND)
-        ax.scatter(samples[:, 0], samples[:, 1], s=4, color="0.75", linewidths=0, label="samples")
+        ax.scatter(samples[:, 0], samples[:, 1], s=8, color="0.6", linewidths=0, label="samples")
     codes = project(torch.from_numpy(som.codes_))
     ax.add_collection(LineCollection([codes[[i, j]] for i, j in grid_lines(som)], colors="tab:blue", linewidths=0.7))
     ax.scatter(codes[:, 0], codes[:, 1], s=12, color="tab:red", zorder=3, label="codes")

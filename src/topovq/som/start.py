@@ -118,7 +118,7 @@ def initial_codes(
     chance_N = weight_N.double().cpu().numpy()
     if np.count_nonzero(chance_N) < count:
         raise ValueError(
-            f"init={init!r} takes {count} different samples, but there are {np.count_nonzero(chance_N)} with a weight "
+            f"init={init!r} takes {count} different samples, but n_samples={np.count_nonzero(chance_N)} with a weight "
             "above 0: use fewer codes, or init='pca'"
         )
     if init == "sample":

@@ -58,7 +58,7 @@ class Table:
         raise NotImplementedError
 
     def closest(self, codes_KD: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-        """(index int64 [N], distance [N]) of the closest code; the lowest index wins a tie."""
+        """(index int64 [N], distance [N]) of the closest code; a tie goes to the lowest index, but for rounding."""
         index_N = torch.empty(self.n, dtype=torch.int64, device=self.device)
         distance_N = torch.empty(self.n, dtype=self.dtype, device=self.device)
         for rows, score, scale in self._scores(codes_KD, metric):
@@ -137,9 +137,11 @@ class DenseTable(Table):
     def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
         center_D, w_KD, bias_K = search_terms(codes_KD, metric, self.dtype)
         # Moving every block by the mean code is a pass over the data: done where that mean is far, for then it is what
-        # keeps the digits; where it is near, the move is folded into the bias.
+        # keeps the digits; where it is near, distances are taken from the origin as it is.
         far = bool(center_D.norm() > w_KD.norm(dim=1).amax())
-        bias_K = bias_K if far else bias_K + w_KD @ center_D
+        if metric == "euclidean" and not far:
+            w_KD = codes_KD.to(self.dtype)
+            bias_K = w_KD.square().sum(1) / 2
         w_DK = -w_KD.T.contiguous()
         buffer = w_KD.new_empty(min(ROWS, self.n), len(w_KD))
         for rows in _slices(self.n, ROWS):
@@ -244,14 +246,32 @@ class SparseTable(Table):
         self.device = torch.device("cpu")
 
     def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        center_D, w_KD, bias_K = search_terms(codes_KD, metric, self.dtype)
-        bias = (bias_K + w_KD @ center_D).numpy()
+        if metric == "euclidean":  # from the origin: to move sparse data is to fill it
+            w_KD, bias = codes_KD, (codes_KD.square().sum(1) / 2).numpy()
+        else:
+            _, w_KD, bias_K = search_terms(codes_KD, metric, self.dtype)
+            bias = bias_K.numpy()
         w_DK = w_KD.T.numpy()
         for rows in _slices(self.n, ROWS):
             x = self.x_ND[rows]
             scale = np.asarray(x.multiply(x).sum(1)).reshape(-1).astype(self.x_ND.dtype)
             score = torch.from_numpy(bias - x @ w_DK)
             yield rows, score, torch.from_numpy(np.sqrt(scale) if metric == "cosine" else scale)
+
+    def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
+        """By the values that are there alone, in float64, for the sparse form has no differences."""
+        x, codes = self.x_ND, codes_KD.double().numpy()
+        row_E = np.repeat(np.arange(self.n), np.diff(x.indptr))
+        dot_N = np.bincount(row_E, x.data * codes[index_N.numpy()[row_E], x.indices], minlength=self.n)
+        square_N = np.bincount(row_E, x.data.astype(np.float64) ** 2, minlength=self.n)
+        code_N = np.square(codes).sum(1)[index_N.numpy()]
+        if metric == "euclidean":
+            distance_N = np.sqrt((square_N - 2 * dot_N + code_N).clip(0))
+        elif metric == "cosine":
+            distance_N = 1 - dot_N / np.sqrt(square_N * code_N).clip(np.finfo(np.float64).tiny)
+        else:
+            distance_N = -dot_N
+        return torch.from_numpy(distance_N).to(self.dtype)
 
     def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
         sums_KD = torch.from_numpy((_members(index_N, weight_N, num_codes) @ self.x_ND).toarray())
