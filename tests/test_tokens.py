@@ -179,3 +179,15 @@ def test_many_images_need_no_more_memory_than_a_few_batches(tmp_path: Path, run_
         assert encode(folder + "/run", folder + "/many", folder + "/many.npz", **options).images == 1500
         assert growth() < 25, growth()
     """)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_a_name_that_is_not_utf8_is_kept_readable(run: tuple[Path, Tokenizer], tmp_path: Path, suffix: str) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        Image.new("RGB", (16, 16)).save(tmp_path / name)
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 alone")
+    encode(run[0], tmp_path, tmp_path / f"tokens{suffix}", device="cpu", workers=0)
+    ((names, _),) = read_tokens(tmp_path / f"tokens{suffix}", 8)
+    assert names == ["caf\\xe9.png"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -108,7 +107,7 @@ class _Batches(Dataset[tuple[list[str], Tensor, dict[str, str]]]):
         names: list[str] = []
         bad: dict[str, str] = {}
         for number in numbers:
-            name = os.fsdecode(self.records.names_N[number])
+            name = self.records.names_N[number].decode(errors="backslashreplace")  # columns of text hold UTF-8 alone
             try:
                 decode_image(self.records.open(number), self.size, "crop", pixels_BSS3[len(names)])
             except MemoryError:

@@ -106,6 +106,14 @@ def test_members_that_are_a_sample_s_image(tmp_path):
     assert damage(path) == []
 
 
+def test_names_that_shards_share_are_told_apart(tmp_path):
+    for shard in ("b", "a"):
+        write_shard(tmp_path / f"{shard}.tar", range(2))
+    names = [name.decode() for name in find_images(tmp_path).names_N]
+    assert names == ["a/000.png", "a/001.png", "b/000.png", "b/001.png"]
+    assert [name.decode() for name in find_images(tmp_path / "b.tar").names_N] == ["000.png", "001.png"]
+
+
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_dialects_of_tar(tmp_path, format):
     members = {f"{'d' * 90}/{'n' * 90}{k}.png": png(k) for k in range(3)}

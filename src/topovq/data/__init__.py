@@ -21,7 +21,7 @@ from topovq.data.folder import FileRecords, find_files, open_folder
 from topovq.data.loader import Records
 from topovq.data.photos import Photos, photo_crops, photograph
 from topovq.data.presets import open_faces, open_imagenet
-from topovq.data.shards import are_shards, find_members, open_shards
+from topovq.data.shards import are_shards, find_members, open_shards, with_distinct_names
 
 __all__ = [
     "NEED_PATH",
@@ -74,7 +74,7 @@ def find_images(path: PathLike) -> Records:
     """Every image at `path` (a folder, shards or one file), not split into those that train and those that validate."""
     where = os.fspath(path)
     if are_shards(where):
-        return find_members(where)
+        return with_distinct_names(find_members(where))
     if os.path.isfile(where):
         return FileRecords(os.path.dirname(where), np.array([os.fsencode(os.path.basename(where))]))
     return find_files(where)

@@ -101,6 +101,15 @@ def find_members(path: PathLike) -> ShardRecords:
     return records
 
 
+def with_distinct_names(records: ShardRecords) -> ShardRecords:
+    """The same images; where shards share names (each counts its members from 0, say), `shard/` precedes each."""
+    if len(np.unique(records.names_N)) < len(records):
+        shards = [os.fsencode(os.path.splitext(os.path.basename(path))[0]) for path in records.paths]
+        named = [shards[shard] + b"/" + name for shard, name in zip(records.shard_N, records.names_N)]
+        records.names_N = np.array(named, dtype=np.bytes_)
+    return records
+
+
 def are_shards(path: PathLike) -> bool:
     """Whether `path` is of tar files, or a folder that holds some."""
     where = os.fspath(path)
