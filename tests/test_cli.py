@@ -136,7 +136,9 @@ def test_an_unknown_option_or_command_is_refused(capsys: pytest.CaptureFixture[s
 def test_data_lists_the_names_and_describes_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_main(capsys, "data")
     assert code == 0
-    assert {"photos", "cifar10", "folder", "shards", "imagenet", "faces"} <= set(out.split())
+    listed = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert list(listed) == ["photos", "cifar10", "folder", "shards", "imagenet", "faces"]
+    assert {name for name, about in listed.items() if "--data-path" in about} == set(listed) - {"photos"}
     code, out, _ = run_main(capsys, "data", "photos")
     assert code == 0
     assert json.loads(out)["name"] == "photos"

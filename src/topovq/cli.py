@@ -35,6 +35,15 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
 
 Several GPUs: torchrun --nproc-per-node 8 -m topovq train ..."""
 
+DATA_SETS = {
+    "photos": "crops of the photographs inside scikit-image and scikit-learn: nothing to download",
+    "cifar10": "60,000 images of 32x32; --data-path takes a copy of the archive, else it is fetched once",
+    "folder": "any tree of images, at --data-path; or give the folder itself instead of a name",
+    "shards": "images inside .tar files, at --data-path; or give the files themselves: 'train-{000..003}.tar'",
+    "imagenet": "ImageNet at 256x256, a folder with train/ and val/ or .tar files, at --data-path",
+    "faces": "CelebA-HQ and AFHQ at 256x256, at --data-path CELEBAHQ::AFHQ or in one place",
+}
+
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
     """KEY=VALUE words as a dict; a value is JSON where it can be read so (0.01, true, [16, 32]), else a string."""
@@ -71,7 +80,8 @@ class Train(TrainConfig):
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = "photos"
-    """Data set by name (see `topovq data`), or the path of a folder of images or of tar shards."""
+    """Data set by name (`topovq data` lists them), a folder of images, or tar shards: a folder or a pattern such
+    as 'train-{000..003}.tar' or 'shards/*.tar'."""
     model_options: Options = dataclasses.field(default_factory=dict)
     """Other arguments of the model, such as hidden=64 stride=8."""
     quantizer_options: Options = dataclasses.field(default_factory=dict)
@@ -102,7 +112,9 @@ class Evaluate:
     data_path: Path | None = None
     """Where the data set lies, if not at its usual place."""
     batch_size: int = 256
+    """Images at a time; has no effect on the result."""
     device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
 
     def __call__(self) -> None:
         figures = evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device)
@@ -117,11 +129,13 @@ class Encode:
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """Folder of the run."""
     images: Annotated[Positional[Path], arg(metavar="IMAGES")]
-    """A folder of images (at any depth), one image, a .tar file, or a folder of .tar files."""
+    """A folder of images (at any depth), one image, or tar shards: a folder or a pattern such as 'val-*.tar'."""
     out: Annotated[Path, arg(aliases=["-o"])]
     """The token file; under torchrun each process writes a shard of it."""
     batch_size: int = 256
+    """Images at a time; has no effect on the result."""
     device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
     workers: int | None = None
     """Processes that decode images; one per core by default."""
 
@@ -133,7 +147,7 @@ class Encode:
         )
         for name, reason in done.skipped.items():
             say(f"skipped {name}: {reason}")
-        say(f"{done.images:,} images encoded to {done.path}" + f", {len(done.skipped):,} skipped" * bool(done.skipped))
+        say(f"{images(done.images)} encoded to {done.path}" + f", {len(done.skipped):,} skipped" * bool(done.skipped))
 
 
 @dataclass
@@ -147,13 +161,15 @@ class Decode:
     out: Annotated[Path, arg(aliases=["-o"])]
     """Folder for the images."""
     batch_size: int = 256
+    """Images at a time; has no effect on the result."""
     device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
 
     def __call__(self) -> None:
         from topovq.tokens import decode
 
         done = decode(self.run, self.tokens, self.out, batch_size=self.batch_size, device=self.device)
-        say(f"{done:,} images decoded to {self.out}")
+        say(f"{images(done)} decoded to {self.out}")
 
 
 @dataclass
@@ -172,13 +188,13 @@ class Data:
     """Fetch a data set if need be, check it and describe it; without a name, list the names."""
 
     name: Annotated[Positional[str | None], arg(metavar="NAME")] = None
-    """Data set by name, or the path of a folder of images or of tar shards."""
+    """Data set by name, a folder of images, or tar shards."""
     data_path: Path | None = None
     """Where the data set named by NAME lies, if not at its usual place."""
 
     def __call__(self) -> None:
         if self.name is None:
-            print("\n".join(SOURCES))
+            print("\n".join(f"{name:10}{DATA_SETS[name]}" for name in SOURCES))
             return
         with open_data(self.name, self.data_path) as source:
             print(json.dumps(source.describe(), indent=2))
@@ -222,6 +238,10 @@ def leads() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def images(number: int) -> str:
+    return f"{number:,} image" + "s" * (number != 1)
+
+
 def say(text: str) -> None:
     Console(highlight=False).print(text, soft_wrap=True, markup=False)
 
@@ -236,7 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         command()
     except Interrupted as stopped:
-        print(f"topovq: {stopped}", file=sys.stderr)
+        if leads():
+            print(f"topovq: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
