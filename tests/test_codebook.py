@@ -551,6 +551,24 @@ def test_iterations_are_those_of_kmeans():
     assert (book.counts == 1).all()
 
 
+def test_an_empty_batch_does_not_start_codes():
+    book = Codebook(3, Neighborhood("none", Grid(6)), kmeans_init=True)
+    before = state_of(book)
+    book.initialize(torch.empty(0, 3), torch.empty(0, dtype=torch.bool))
+    assert_state(book, before)
+    assert not book.is_initialized
+
+
+def test_frozen_codes_are_not_started():
+    book = Codebook(3, Neighborhood("none", Grid(6)), kmeans_init=True)
+    book.frozen[:2] = True
+    before = book.codes.clone()
+    x = torch.randn(40, 3)
+    book.initialize(x, torch.ones(40, dtype=torch.bool))
+    assert (book.codes == before).all(1).tolist() == [True, True, False, False, False, False]
+    assert torch.equal(book.sums, book.codes * book.counts[:, None])
+
+
 def test_invalid_vectors_do_not_start_codes():
     x = torch.randn(20, 2)
     valid = torch.arange(20) % 3 == 0
@@ -734,6 +752,10 @@ def test_a_batch_of_nothing_changes_nothing_where_codes_are_parameters():
         ({"count_init": -1.0}, r"count_init=-1.0 must be at least 0"),
         ({"count_smoothing": "both"}, r"count_smoothing='both' is unknown; choose one of 'carried', 'copy'"),
         ({"dead_threshold": 2.0}, r"threshold_ema_dead_code=2.0 .*share of the mean"),
+        ({"dead_threshold": 0.1, "learnable": True}, r"threshold_ema_dead_code=0.1 needs running counts"),
+        ({"dead_threshold": 0.1, "ema_update": False}, r"threshold_ema_dead_code=0.1 needs running counts"),
+        ({"eps": float("nan")}, r"eps=nan must be above 0"),
+        ({"count_init": float("nan")}, r"count_init=nan must be at least 0"),
         ({"kmeans_iters": -1}, r"kmeans_iters=-1 must be at least 0"),
     ],
 )

@@ -218,13 +218,15 @@ def test_bad_neighborhoods_are_refused():
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="kind='cosine' is unknown; choose one of 'harmonic', 'linear', 'exponential'"):
         Schedule("cosine")
-    for tau in (-0.1, math.nan, math.inf, None):
+    for tau in (-0.1, math.nan, math.inf, None, "fast"):
         with pytest.raises(ValueError, match=f"tau={tau!r} must be a finite number of at least 0"):
             Schedule.harmonic(tau)
     with pytest.raises(ValueError, match="a linear schedule needs start, end and steps"):
         Schedule("linear", start=4.0)
-    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+    with pytest.raises(ValueError, match="steps=0 must be an int of at least 1"):
         Schedule.linear(4, 1, 0)
+    with pytest.raises(ValueError, match=r"steps=2.5 must be an int of at least 1"):
+        Schedule.linear(4, 1, 2.5)
     with pytest.raises(ValueError, match=r"start=1 and end=4 must fall"):
         Schedule.linear(1, 4, 10)
     with pytest.raises(ValueError, match=r"end=-1 must fall from start to end, with end at least 0"):

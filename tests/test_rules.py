@@ -236,3 +236,11 @@ def test_rules_leave_their_arguments_alone_and_keep_the_type(rule):
     assert not torch.equal(moved, codes)
     assert torch.equal(codes, codes_before)
     assert torch.equal(x, x_before)
+
+
+@pytest.mark.parametrize("rule", ["online", "hebbian", "batch"])
+@pytest.mark.parametrize("kind", ["none", "hard"])
+def test_codes_that_do_not_fit_the_grid_are_refused(rule, kind):
+    options = {} if rule == "batch" else {"beta": 0.5}
+    with pytest.raises(ValueError, match=r"5 codes do not fit a grid of shape \(2, 3\): expected 6"):
+        getattr(rules, rule)(torch.randn(5, 2), torch.randn(7, 2), Neighborhood(kind, Grid((2, 3))), **options)

@@ -17,6 +17,7 @@ change. Nothing here waits for the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,14 +66,15 @@ class Codebook(nn.Module):
         kmeans_init: bool = False,
         kmeans_iters: int = 10,
         learnable: bool = False,
+        ema_update: bool = True,
         sync: bool = True,
     ) -> None:
         super().__init__()
         if not 0 <= decay < 1:
             raise ValueError(f"decay={decay!r} must be at least 0 and below 1 (0.99 is usual)")
-        if eps <= 0:
+        if not 0 < eps < math.inf:
             raise ValueError(f"eps={eps!r} must be above 0 (1e-5 is usual)")
-        if count_init < 0:
+        if not 0 <= count_init < math.inf:
             raise ValueError(f"count_init={count_init!r} must be at least 0 (1 is right, 0 reproduces a common fault)")
         if count_smoothing not in COUNT_SMOOTHINGS:
             choices = ", ".join(map(repr, COUNT_SMOOTHINGS))
@@ -81,6 +83,11 @@ class Codebook(nn.Module):
             raise ValueError(
                 f"threshold_ema_dead_code={dead_threshold!r} must be at least 0 and below 1: it is a share of the mean "
                 "count (a code chosen less than that often is revived), not an absolute count"
+            )
+        if dead_threshold and (learnable or not ema_update):
+            raise ValueError(
+                f"threshold_ema_dead_code={dead_threshold!r} needs running counts, which codes that follow the "
+                "gradient, or nothing (ema_update=False), do not have: leave it out"
             )
         if kmeans_iters < 0:
             raise ValueError(f"kmeans_iters={kmeans_iters!r} must be at least 0 (0 starts from vectors of the data)")
@@ -94,6 +101,7 @@ class Codebook(nn.Module):
         self.count_smoothing = count_smoothing
         self.dead_threshold = dead_threshold
         self.kmeans_iters = kmeans_iters
+        self.ema_update = ema_update
         self.sync = sync
         self.accumulating = False
 
@@ -128,6 +136,10 @@ class Codebook(nn.Module):
     def search(self, x_ND: Tensor, codes_KD: Tensor | None = None) -> Tensor:
         """Index int64 [N] of the closest code."""
         return nearest(x_ND, self.codes if codes_KD is None else codes_KD, self.metric, self.precision)
+
+    def free_codes(self) -> Tensor:
+        """The codes, of which the frozen ones pass no gradient on."""
+        return torch.where(self.frozen[:, None], self.codes.detach(), self.codes)
 
     @torch.no_grad()
     def set_codes(self, codes_KD: Tensor) -> None:
@@ -165,7 +177,7 @@ class Codebook(nn.Module):
             sums_KD = stats[: sums_KD.numel()].view_as(sums_KD)
             counts_K, skipped = stats[sums_KD.numel() : -1], stats[-1].long()
         self.skipped += skipped
-        if self.learnable:
+        if self.learnable or not self.ema_update:
             live = counts_K.sum() > 0
             self.hits.copy_(torch.where(live, self.decay * self.hits + (1 - self.decay) * counts_K, self.hits))
             self.step += live
@@ -203,7 +215,13 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def initialize(self, x_ND: Tensor, valid_N: Tensor) -> None:
-        """Start from the first batch: vectors drawn from it, then `kmeans_iters` steps of Lloyd's algorithm."""
+        """Start from the first batch: vectors drawn from it, then `kmeans_iters` steps of Lloyd's algorithm.
+
+        An empty batch is none: the next one starts the codes. One without a valid vector counts, since only the device
+        knows, but leaves the codes as they are. Frozen codes stay where they are.
+        """
+        if not x_ND.shape[0] and not (self.sync and ranks.world_size() > 1):
+            return
         codes_KD, any_valid = sample_rows(x_ND, valid_N, self.size, self.sync)
         for _ in range(self.kmeans_iters):
             index_N = torch.where(valid_N, self.search(x_ND, codes_KD), -1)
@@ -212,7 +230,7 @@ class Codebook(nn.Module):
             stats = ranks.sum_over_ranks(stats) if self.sync else stats
             counts_K1 = stats[:, -1:]
             codes_KD = torch.where(counts_K1 > 0, stats[:, :-1] / counts_K1.clamp(min=1), codes_KD)
-        self.set_codes(torch.where(any_valid, codes_KD, self.codes))
+        self.set_codes(torch.where(any_valid & ~self.frozen[:, None], codes_KD, self.codes))
 
     @contextmanager
     def accumulate_updates(self) -> Iterator[None]:

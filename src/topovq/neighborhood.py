@@ -47,13 +47,13 @@ class Schedule:
         if self.kind not in SCHEDULES:
             raise ValueError(f"schedule kind={self.kind!r} is unknown; choose one of {', '.join(map(repr, SCHEDULES))}")
         if self.kind == "harmonic":
-            if self.tau is None or not (math.isfinite(self.tau) and self.tau >= 0):
+            if not isinstance(self.tau, (int, float)) or not 0 <= self.tau < math.inf:
                 raise ValueError(f"tau={self.tau!r} must be a finite number of at least 0 (0.1 in the paper)")
             return
         if self.start is None or self.end is None or self.steps is None:
             raise ValueError(f"a {self.kind} schedule needs start, end and steps, got {self}")
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps!r} must be at least 1")
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps={self.steps!r} must be an int of at least 1")
         least = 0 if self.kind == "linear" else 1e-12
         if not (math.isfinite(self.start) and self.start >= self.end >= least):
             raise ValueError(

@@ -28,6 +28,7 @@ def online(
     metric: str = "euclidean",
 ) -> Tensor:
     """One update per vector, in order; the vector at place i is update number step + i."""
+    _check_size(codes_KD, neighborhood)
     codes_KD = codes_KD.clone()
     for t, x_D in enumerate(_finite(x_ND), start=step):
         winner = nearest(x_D[None], codes_KD, metric)
@@ -38,6 +39,7 @@ def online(
 
 def hebbian(codes_KD: Tensor, x_ND: Tensor, neighborhood: Neighborhood, *, beta: float, step: int = 0) -> Tensor:
     """The matrix form, with the dot product's winner: every code moves by the winner's own error."""
+    _check_size(codes_KD, neighborhood)
     codes_KD = codes_KD.clone()
     for t, x_D in enumerate(_finite(x_ND), start=step):
         winner = nearest(x_D[None], codes_KD, "dot")
@@ -50,12 +52,19 @@ def batch(
     codes_KD: Tensor, x_ND: Tensor, neighborhood: Neighborhood, *, step: int = 0, metric: str = "euclidean"
 ) -> Tensor:
     """One update from all vectors; a code that receives no weight stays where it is."""
+    _check_size(codes_KD, neighborhood)
     x_ND = _finite(x_ND)
     index_N = nearest(x_ND, codes_KD, metric)
     sums_KD, counts_K = accumulate(x_ND, index_N, len(codes_KD))
     sums_KD, counts_K = neighborhood.smooth(sums_KD, counts_K, torch.tensor(step, device=codes_KD.device))
     reached_K1 = (counts_K > 0)[:, None]
     return torch.where(reached_K1, sums_KD / counts_K.where(counts_K > 0, 1)[:, None], codes_KD)
+
+
+def _check_size(codes_KD: Tensor, neighborhood: Neighborhood) -> None:
+    grid = neighborhood.grid
+    if len(codes_KD) != grid.size:
+        raise ValueError(f"{len(codes_KD)} codes do not fit a grid of shape {grid.shape}: expected {grid.size}")
 
 
 def _finite(x_ND: Tensor) -> Tensor:

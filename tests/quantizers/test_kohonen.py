@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from topovq import Grid, KohonenVQ, Schedule, SoftKohonenVQ
+from topovq import GradientVQ, Grid, KohonenVQ, Schedule, SoftKohonenVQ
 
 LAYOUTS = [
     ({}, (2, 7, 6), (2, 7)),
@@ -225,6 +225,11 @@ def test_freezing_all_or_some():
         before = frozen.codebook.clone()
         frozen(x)
         assert torch.equal(frozen.codebook, before)
+    frozen = KohonenVQ(4, 16, ema_update=False)
+    frozen.load_state_dict(KohonenVQ(4, 16).state_dict())  # of a layer whose codes move
+    before = frozen.codebook.clone()
+    frozen(x)
+    assert torch.equal(frozen.codebook, before)
 
 
 def test_nan_and_infinity_are_left_out_and_counted():
@@ -274,7 +279,11 @@ def test_gradient_accumulation_equals_one_large_batch():
     assert parts.step.item() == 2
 
 
-@pytest.mark.parametrize("make", [KohonenVQ, SoftKohonenVQ])
+def som_vae(dim, size, decay):
+    return GradientVQ(dim, size, decay=decay, neighborhood="hard", tau=1.0)
+
+
+@pytest.mark.parametrize("make", [KohonenVQ, SoftKohonenVQ, som_vae])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpointing_updates_once_with_the_right_gradient(reentrant, make):
     torch.manual_seed(0)
@@ -293,6 +302,8 @@ def test_activation_checkpointing_updates_once_with_the_right_gradient(reentrant
 
         torch.utils.checkpoint.checkpoint(block, b, use_reentrant=reentrant).backward()
         assert torch.equal(a.grad, b.grad)
+        for one, two in zip(plain.parameters(), checked.parameters()):
+            assert torch.equal(one.grad, two.grad)
         assert checked.step.item() == step + 1
     assert torch.equal(plain.codebook, checked.codebook)
 
@@ -390,6 +401,7 @@ BAD_ARGUMENTS = [
     ({"codebook_size": 16, "radius": 2.0, "schedule": Schedule.linear(3, 1, 10)}, r"radius=2.0"),
     ({"codebook_size": 16, "learnable_codebook": True}, "ema_update=False"),
     ({"codebook_size": 16, "heads": 0}, "heads=0"),
+    ({"codebook_size": 16, "commitment_weight": float("nan")}, "commitment_weight=nan"),
 ]
 
 
@@ -405,6 +417,8 @@ def test_peers_arguments_without_a_counterpart_are_refused_with_advice(name):
         KohonenVQ(4, 16, **{name: 1})
     with pytest.raises(TypeError, match="accumulate"):
         KohonenVQ(4, 16)(torch.randn(2, 4), accum_ema_update=True)
+    with pytest.raises(TypeError, match="schedule='linear' is no Schedule"):
+        KohonenVQ(4, 16, schedule="linear")
     with pytest.raises(TypeError, match="no argument here"):
         KohonenVQ(4, 16, codebok_dim=3)
 

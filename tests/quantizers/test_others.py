@@ -61,6 +61,21 @@ def test_gradient_codes_follow_an_optimizer():
     assert vq.usage.item() > 0
 
 
+@pytest.mark.parametrize("neighborhood", ["none", "hard"])
+def test_frozen_codes_get_no_gradient(neighborhood):
+    torch.manual_seed(0)
+    x = torch.randn(100, 2)
+    vq = GradientVQ(2, 4, neighborhood=neighborhood)
+    vq.freeze([0, 2])
+    vq(x).loss.backward()
+    assert (vq.codebook.grad != 0).any(1).tolist() == [False, True, False, True]
+    vq.zero_grad()
+    encoded = x.clone().requires_grad_()
+    vq(encoded, freeze_codebook=True).loss.backward()
+    assert vq.codebook.grad is None
+    assert (encoded.grad != 0).all(), "the commitment term is there as ever"
+
+
 def test_learnable_codebook_is_gradient_vq():
     torch.manual_seed(0)
     one = KohonenVQ(4, 16, learnable_codebook=True, ema_update=False, neighborhood="none", commitment_weight=0.25)
@@ -102,6 +117,31 @@ def test_soft_gradient_goes_through_the_softmax_and_in_chunks(monkeypatch):
     in_chunks, codes_in_chunks = gradient()
     assert torch.allclose(whole, in_chunks, atol=1e-5)
     assert torch.allclose(codes, codes_in_chunks, atol=1e-5)
+
+
+def test_soft_refuses_what_it_cannot_do():
+    for options in ({"use_cosine_sim": True}, {"metric": "cosine"}):
+        with pytest.raises(ValueError, match="metric='cosine' is not supported"):
+            SoftKohonenVQ(4, 16, **options)
+    for temperature in (Schedule.linear(1, 0, 10), 0.5):
+        with pytest.raises(ValueError, match=r"temperature=.* must be a Schedule that stays above 0"):
+            SoftKohonenVQ(4, 16, temperature=temperature)
+
+
+def test_soft_codes_that_die_come_back():
+    torch.manual_seed(0)
+    x = torch.randn(200, 2)
+    dead = []
+    for threshold in (0.0, 0.1):
+        vq = SoftKohonenVQ(
+            2, 16, neighborhood="none", threshold_ema_dead_code=threshold, temperature=Schedule.harmonic(1.0), decay=0.5
+        )
+        vq.codebook = torch.cat([torch.randn(8, 2), torch.randn(8, 2) + 100])
+        for _ in range(10):
+            vq(x)
+        dead.append(16 - len(vq.eval()(x).indices.unique()))
+    assert dead[0] >= 8
+    assert dead[1] <= 2
 
 
 def test_residual_reduces_the_error_layer_by_layer():

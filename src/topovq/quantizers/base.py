@@ -7,6 +7,7 @@ codes they chose become the same layout on the way out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -55,8 +56,8 @@ class Quantizer(nn.Module):
         super().__init__()
         if accept_image_fmap and accept_3d_fmap:
             raise ValueError("accept_image_fmap and accept_3d_fmap exclude each other: choose the one your input has")
-        if commitment_weight < 0:
-            raise ValueError(f"commitment_weight={commitment_weight!r} must be at least 0")
+        if not 0 <= commitment_weight < math.inf:
+            raise ValueError(f"commitment_weight={commitment_weight!r} must be a finite number of at least 0")
         self.dim = dim
         self.heads = heads
         self.codebook_dim = codebook_dim

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.ops.accumulate import accumulate
+from topovq.quantizers.base import in_backward
 from topovq.quantizers.kohonen import KohonenVQ, valid_index
 
 NEIGHBOR_TARGETS = ("input", "winner")
@@ -61,10 +62,11 @@ class GradientVQ(KohonenVQ):
         if book.neighborhood.kind == "none" or not learns:
             return loss
         targets_ND = book.codes.detach()[index_N] if self.neighbor_target == "winner" else x_ND.detach()
-        return loss + self.neighbor_weight * neighbor_loss(book, targets_ND, valid_index(x_ND, index_N, keep_N))
+        step = book.remembered()[1] if in_backward() else book.step
+        return loss + self.neighbor_weight * neighbor_loss(book, targets_ND, valid_index(x_ND, index_N, keep_N), step)
 
 
-def neighbor_loss(book: Codebook, targets_ND: Tensor, index_N: Tensor) -> Tensor:
+def neighbor_loss(book: Codebook, targets_ND: Tensor, index_N: Tensor, step: Tensor) -> Tensor:
     """Mean over vectors of sum_{k != k*} A[k*, k] |w_k - target|^2, per element, without an N x K or K x K tensor.
 
     The sum depends on the targets only through what each code's members add up to: with S, c and Q the sums of
@@ -73,9 +75,9 @@ def neighbor_loss(book: Codebook, targets_ND: Tensor, index_N: Tensor) -> Tensor
     targets_ND = targets_ND.to(book.codes.dtype)
     squares_N1 = targets_ND.square().sum(1, keepdim=True)
     sums_KD, counts_K = accumulate(torch.cat([targets_ND, squares_N1], 1), index_N, book.size)
-    smooth_KD, smooth_K = book.neighborhood.smooth(sums_KD, counts_K, book.step)
+    smooth_KD, smooth_K = book.neighborhood.smooth(sums_KD, counts_K, step)
     around_KD, around_K = smooth_KD - sums_KD, smooth_K - counts_K
-    codes_KD = book.codes
+    codes_KD = book.free_codes()
     total = (around_K * codes_KD.square().sum(1)).sum() - 2 * (codes_KD * around_KD[:, :-1]).sum()
     total = total + around_KD[:, -1].sum()
     return total / (counts_K.sum() * codes_KD.shape[1]).clamp(min=1)

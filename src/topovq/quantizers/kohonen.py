@@ -38,7 +38,7 @@ class KohonenVQ(Quantizer, HubModule):
         decay, eps, count_init, update_empty, count_smoothing
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
         threshold_ema_dead_code     revive codes whose count is under this share of the mean count (0: never)
-        ema_update, freeze_codebook False / True: codes do not move
+        ema_update, freeze_codebook False / True: codes do not move (but ema_update=False may start from the data)
         learnable_codebook          codes are parameters, moved by the codebook loss (needs ema_update=False)
         sync_codebook               None: statistics are summed over all ranks wherever a process group exists
     The layer
@@ -110,6 +110,8 @@ class KohonenVQ(Quantizer, HubModule):
             schedule = Schedule.from_dict(schedule)
         elif schedule is None:
             schedule = Schedule.harmonic(0.1 if tau is None else tau)
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule={schedule!r} is no Schedule: make one with Schedule.linear(start, end, steps)")
         lattice = make_grid(codebook_size, grid, topology, wrap, needed=neighborhood != "none")
         books = [
             Codebook(
@@ -126,6 +128,7 @@ class KohonenVQ(Quantizer, HubModule):
                 kmeans_init=kmeans_init,
                 kmeans_iters=kmeans_iters,
                 learnable=learnable_codebook,
+                ema_update=ema_update,
                 sync=sync_codebook is not False,
             )
             for _ in range(heads if separate_codebook_per_head else 1)
@@ -142,8 +145,6 @@ class KohonenVQ(Quantizer, HubModule):
             rotation_trick=rotation_trick,
             freeze_codebook=freeze_codebook,
         )
-        if not ema_update and not learnable_codebook:
-            self.freeze()
 
     codebook_weight = 1.0
 
@@ -153,9 +154,10 @@ class KohonenVQ(Quantizer, HubModule):
         """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors."""
         if not book.learnable:
             return 0.0
+        codes_KD = book.free_codes() if learns else book.codes.detach()
         chosen_N = valid_index(x_ND, index_N, keep_N)
         valid_N1 = (chosen_N >= 0)[:, None]
-        error_ND = torch.where(valid_N1, book.codes[index_N] - x_ND.detach().to(book.codes.dtype), 0)
+        error_ND = torch.where(valid_N1, codes_KD[index_N] - x_ND.detach().to(codes_KD.dtype), 0)
         return self.codebook_weight * error_ND.square().sum() / (valid_N1.sum() * x_ND.shape[1]).clamp(min=1)
 
     @property

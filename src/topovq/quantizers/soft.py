@@ -35,13 +35,20 @@ class SoftKohonenVQ(KohonenVQ):
         for name in ("rotation_trick", "learnable_codebook"):
             if options.get(name):
                 raise TypeError(f"SoftKohonenVQ: {name}=True has no meaning: the gradient goes through the softmax")
-        metric = options.get("metric", "euclidean")
+        metric = "cosine" if options.get("use_cosine_sim") else options.get("metric", "euclidean")
         if metric != "euclidean":
             raise ValueError(f"SoftKohonenVQ: metric={metric!r} is not supported; it compares squared distances")
         super().__init__(dim, codebook_size, **options)
         if isinstance(temperature, dict):  # as config.json holds it
             temperature = Schedule.from_dict(temperature)
-        self.temperature = temperature if temperature is not None else Schedule.exponential(1.0, 0.01, 10_000)
+        elif temperature is None:
+            temperature = Schedule.exponential(1.0, 0.01, 10_000)
+        if not isinstance(temperature, Schedule) or temperature.end == 0:
+            raise ValueError(
+                f"temperature={temperature!r} must be a Schedule that stays above 0, such as "
+                "Schedule.exponential(1.0, 0.01, 10_000)"
+            )
+        self.temperature = temperature
 
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, frozen: bool) -> Quantized:
         if not self.training:
@@ -65,6 +72,8 @@ class SoftKohonenVQ(KohonenVQ):
             loss = self.commitment_weight * mean_square(x_safe, q_ND.detach(), valid_N)
             if learns:
                 book.learn(sums_KD, counts_K, (~finite_N).sum())
+                if book.dead_threshold and not book.accumulating:
+                    book.revive(x_ND.detach(), valid_N)
         return Quantized(q_ND.to(x_ND.dtype), index_N, loss)
 
 
