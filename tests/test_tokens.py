@@ -163,6 +163,26 @@ def test_what_cannot_be_read_is_said(run: tuple[Path, Tokenizer], pictures: Path
         decode(folder, tmp_path / "big.npz", tmp_path / "out", device="cpu")
 
 
+def test_tokens_of_another_model_are_refused(run: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    folder, model = run
+    with open_writer(tmp_path / "other.npz", [(8, 8, 4)], 16) as writer:
+        writer.write(["a"], [torch.zeros(1, 8, 8, 4)])
+    ours = " and ".join("x".join(map(str, shape)) for shape in model.token_shapes)
+    with pytest.raises(ValueError, match=f"holds tokens of 8x8x4 an image, but those of the model are {ours}"):
+        decode(folder, tmp_path / "other.npz", tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_a_damaged_token_file_is_named(
+    run: tuple[Path, Tokenizer], pictures: Path, tmp_path: Path, suffix: str
+) -> None:
+    whole, cut = tmp_path / f"whole{suffix}", tmp_path / f"cut{suffix}"
+    encode(run[0], pictures, whole, device="cpu", workers=0)
+    cut.write_bytes(whole.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=rf"cut\{suffix} is damaged or no (Parquet|npz) file"):
+        decode(run[0], cut, tmp_path / "out", device="cpu")
+
+
 def test_many_images_need_no_more_memory_than_a_few_batches(tmp_path: Path, run_with_gauge) -> None:
     VQVAE(**{**SMALL, "image_size": 128}).save_pretrained(tmp_path / "run")
     (tmp_path / "many").mkdir()

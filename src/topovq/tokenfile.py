@@ -113,7 +113,12 @@ class _ParquetWriter:
 
 
 def _read_parquet(path: Path, batch_size: int) -> Iterator[Batch]:
-    with _pyarrow().parquet.ParquetFile(path) as file:
+    arrow = _pyarrow()
+    try:
+        opened = arrow.parquet.ParquetFile(path)
+    except arrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is damaged or no Parquet file: {error}") from None
+    with opened as file:
         metadata = file.schema_arrow.metadata or {}
         if b"topovq" not in metadata:
             raise ValueError(f"{path} is not a token file of topovq: its metadata names no shapes")
@@ -175,7 +180,11 @@ class _NpzWriter:
 
 
 def _read_npz(path: Path, batch_size: int) -> Iterator[Batch]:
-    with zipfile.ZipFile(path) as archive:
+    try:
+        opened = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is damaged or no npz file: {error}") from None
+    with opened as archive:
         members = set(archive.namelist())
         found = sum(name.startswith("tokens") for name in members)
         columns = column_names(found)

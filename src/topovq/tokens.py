@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from topovq.data import find_images
-from topovq.data.decode import decode as decode_image
-from topovq.data.loader import Records
+from topovq.data.loader import Records, reason_not_decoded
 from topovq.data.workers import begin, default_workers, signals_held_back
 from topovq.files import write_atomic
 from topovq.models import as_levels
@@ -74,9 +73,10 @@ def decode(run: str | Path, tokens: str | Path, out: str | Path, *, batch_size: 
     """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many."""
     place, out, done = pick_device(device), Path(out), 0
     model = load_run(run).to(place)
+    shapes = model.token_shapes
     for path in token_files(Path(tokens)):
         for names, levels in read_tokens(path, batch_size):
-            _check_levels(levels, model.config["codebook_size"], len(model.quantizers), path)
+            _check_levels(levels, model.config["codebook_size"], shapes, path)
             pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
             for name, image_CHW in zip(names, pixels.cpu(), strict=True):
                 _write_png(out / image_name(name), image_CHW)
@@ -108,14 +108,11 @@ class _Batches(Dataset[tuple[list[str], Tensor, dict[str, str]]]):
         bad: dict[str, str] = {}
         for number in numbers:
             name = self.records.names_N[number].decode(errors="backslashreplace")  # columns of text hold UTF-8 alone
-            try:
-                decode_image(self.records.open(number), self.size, "crop", pixels_BSS3[len(names)])
-            except MemoryError:
-                raise
-            except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders
-                bad[name] = f"{type(error).__name__}: {error}"
-            else:
+            reason = reason_not_decoded(self.records, number, self.size, "crop", pixels_BSS3[len(names)])
+            if reason is None:
                 names.append(name)
+            else:
+                bad[name] = reason
         return names, torch.from_numpy(pixels_BSS3[: len(names)]).permute(0, 3, 1, 2), bad
 
 
@@ -129,9 +126,15 @@ def _batches(
         return iter(loader)
 
 
-def _check_levels(levels: tuple[Tensor, ...], codebook_size: int, expected: int, path: Path) -> None:
-    if len(levels) != expected:
-        raise ValueError(f"{path} holds tokens of {len(levels)} levels, but the model has {expected}")
+def _check_levels(
+    levels: tuple[Tensor, ...], codebook_size: int, shapes: Sequence[tuple[int, ...]], path: Path
+) -> None:
+    found, expected = (
+        " and ".join("x".join(map(str, shape)) for shape in each)
+        for each in ([tuple(level.shape[1:]) for level in levels], shapes)
+    )
+    if found != expected:
+        raise ValueError(f"{path} holds tokens of {found} an image, but those of the model are {expected}")
     for level in levels:
         if level.numel() and (int(level.min()) < 0 or int(level.max()) >= codebook_size):
             raise ValueError(

@@ -163,6 +163,19 @@ def _hand_out(ring: list[torch.Tensor], slot: int, rows: int, free: list[int]) -
     return copied
 
 
+def reason_not_decoded(records: Records, index: int, size: int, fit: Fit, out_SS3: np.ndarray) -> str | None:
+    """None, and image `index` is in `out_SS3`, uint8 [size, size, 3]; or why it cannot be decoded."""
+    try:
+        decode(records.open(index), size, fit, out_SS3)
+    except MemoryError:
+        raise
+    except UnidentifiedImageError:  # its own message is no more than where the bytes were in memory
+        return "not an image of a known format"
+    except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders, and all mean the same here
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 class _Decoder:
     """Decodes into the slots of a ring, and keeps account of what it could not decode."""
 
@@ -174,17 +187,10 @@ class _Decoder:
         """Whether image `index` is good; it is then in `out_SS3`."""
         if index in self.bad:
             return False
-        try:
-            decode(self.records.open(index), self.size, self.fit, out_SS3)
-        except MemoryError:
-            raise
-        except UnidentifiedImageError:  # its own message is no more than where the bytes were in memory
-            self.bad[index] = "not an image of a known format"
-            return False
-        except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders, and all mean the same here
-            self.bad[index] = f"{type(error).__name__}: {error}"
-            return False
-        return True
+        reason = reason_not_decoded(self.records, index, self.size, self.fit, out_SS3)
+        if reason is not None:
+            self.bad[index] = reason
+        return reason is None
 
 
 class _Batches(Dataset[tuple[int, int, list[tuple[int, str]]]]):
