@@ -16,6 +16,7 @@ ROOMS = [
     "__main__",
     "cli",
     "demo",
+    "explorer",
     "report",
     "tokens",
     "tokenfile",

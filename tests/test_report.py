@@ -13,20 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_runs import make_run
 
 from topovq.cli import main
 from topovq.report import psnr, ssim, study, write_report
 from topovq.report.curves import Axis, curves, round_step
 from topovq.report.images import colored, data_uri, sheet
-from topovq.training import TrainConfig, train
-
-SIZES = {"hidden": 16, "residual_hidden": 8}
-
-
-def make_run(folder: Path, **changes: object) -> Path:
-    fields = {"steps": 4, "batch_size": 8, "validate_every": 2, "codebook_size": 12, "code_dim": 8, "seed": 1}
-    config = {"data": "photos", "out": folder, "device": "cpu", "model_options": SIZES, **fields, **changes}
-    return train(TrainConfig(**config), quiet=True).folder  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

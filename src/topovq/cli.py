@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +31,7 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
   topovq train MY_IMAGES --out runs/b --model vqvae2 --image-size 256
   topovq info runs/a                              what the run is and how far it got
   topovq report runs/a runs/b -o report.html      what they learned, on one page
+  topovq explore runs/a                           the map in the browser: look, shift, paint
   topovq evaluate runs/a                          its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/
@@ -230,7 +233,26 @@ class Report:
         say(f"The page: {write_report(self.runs, self.out).resolve()}")
 
 
-COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report)
+@dataclass
+class Explore:
+    """Open a run in the browser: its map, images and their tokens, shifts; two runs are shown side by side."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN [RUN]")]
+    """Folders of the runs."""
+    port: int = 8765
+    """Port to listen at; 0 takes any free one."""
+    images: Path | None = None
+    """A folder of images to pick from, besides the validation images."""
+    host: str = "127.0.0.1"
+    """Address to listen at; the default is reached from this machine alone."""
+
+    def __call__(self) -> None:
+        from topovq.explorer import explore
+
+        explore(self.runs, self.port, self.images, self.host)
+
+
+COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report, Explore)
 
 
 def leads() -> bool:
@@ -246,6 +268,17 @@ def say(text: str) -> None:
     Console(highlight=False).print(text, soft_wrap=True, markup=False)
 
 
+@contextlib.contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Have SIGTERM end the command as an exception does, so that half-written files go and workers end. Training has
+    its own answer to it."""
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake ends in one line on stderr and exit code 2, other failures in 1."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -254,7 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         choices, prog="topovq", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,)
     )
     try:
-        command()
+        with sigterm_unwinds():
+            command()
     except Interrupted as stopped:
         if leads():
             print(f"topovq: {stopped}", file=sys.stderr)

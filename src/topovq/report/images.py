@@ -15,22 +15,28 @@ GAP = 1  # pixels between images on a sheet
 
 def data_uri(pixels: np.ndarray, most_bytes: int | None = None) -> str:
     """uint8 [H, W, 1, 3 or 4] as a data address: PNG, or where that is over `most_bytes` a JPEG that fits."""
-    array = pixels[..., 0] if pixels.shape[2] == 1 else pixels
-    image = Image.fromarray(array)
-    data, kind = _bytes(image, "PNG"), "png"
+    image = _image(pixels)
+    data, kind = png_bytes(pixels), "png"
     while most_bytes is not None and len(data) > most_bytes and min(image.size) > 16:
         if kind == "jpeg":
             image = image.resize((image.width * 3 // 4, image.height * 3 // 4), Image.Resampling.BOX)
         elif image.mode == "RGBA":
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-        data, kind = _bytes(image, "JPEG"), "jpeg"
+        buffer = io.BytesIO()
+        image.save(buffer, format="JPEG", quality=90)
+        data, kind = buffer.getvalue(), "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _bytes(image: Image.Image, kind: str) -> bytes:
+def png_bytes(pixels: np.ndarray) -> bytes:
+    """uint8 [H, W, 1, 3 or 4] as the bytes of a PNG file."""
     buffer = io.BytesIO()
-    image.save(buffer, format=kind, **({"quality": 90} if kind == "JPEG" else {}))
+    _image(pixels).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def _image(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
 
 def to_array(image_CHW: Tensor) -> np.ndarray:

@@ -90,14 +90,14 @@ def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: i
         try:
             with open_data(config["data"], Path(stored) if stored else None, model.image_size, 0) as source:
                 images = next(iter(source.validation(limit)))[:limit].clone()
-            return _with_channels(images, model), f"validation images of {config['data']}"
+            return with_channels(images, model), f"validation images of {config['data']}"
         except (OSError, ValueError) as error:
             reason = f"its own data set could not be opened: {error}"
     photographs = photo_crops(min(limit, 64), model.image_size, held_out=True)
-    return _with_channels(photographs, model), f"photographs that come with the package ({reason})"
+    return with_channels(photographs, model), f"photographs that come with the package ({reason})"
 
 
-def _with_channels(images_B3HW: Tensor, model: Tokenizer) -> Tensor:
+def with_channels(images_B3HW: Tensor, model: Tokenizer) -> Tensor:
     """RGB images as the model takes them: gray is their mean."""
     if model.channels == images_B3HW.shape[1]:
         return images_B3HW

@@ -1,0 +1,135 @@
+"""What the JSON API takes and gives. A model's maps are numbered as in `GET /api/run`, coarsest level first."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+MOST_UPLOAD_BYTES = 8 * 2**20
+MOST_PIXELS = 25_000_000
+MOST_OFFSET = 10_000
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Planes = Annotated[list[list[list[Token]]], Field(description="tokens of one image: map, row, column")]
+Offset = Annotated[int, Field(ge=-MOST_OFFSET, le=MOST_OFFSET)]
+DataURI = Annotated[str, Field(description="a PNG as a data: address")]
+SetName = Literal["validation", "samples", "folder"]
+
+
+class Strict(BaseModel):
+    """Nothing is guessed: 1.0 and "1" are no integers, and unknown fields are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Problem(BaseModel):
+    detail: Annotated[str, Field(description="what went wrong and what would be right, in a sentence")]
+
+
+class GridInfo(BaseModel):
+    shape: list[int]
+    topology: str
+    wrap: list[bool]
+
+
+class MapInfo(BaseModel):
+    name: str
+    level: Annotated[int, Field(description="0 is the coarsest")]
+    codes: int
+    height: Annotated[int, Field(description="rows of tokens of an image")]
+    width: int
+    pixels: Annotated[int, Field(description="side of the square of pixels a token stands for")]
+    grid: GridInfo
+
+
+class RunInfo(BaseModel):
+    name: str
+    model: str
+    quantizer: str
+    image_size: int
+    maps: list[MapInfo]
+    step: int | None
+    loss: Annotated[float | None, Field(description="of the last validation")]
+    perplexity: float | None
+    usage: float | None
+
+
+class ImageSet(BaseModel):
+    name: SetName
+    count: int
+    source: str
+
+
+class Runs(BaseModel):
+    runs: list[RunInfo]
+    images: list[ImageSet]
+    most_upload_bytes: int = MOST_UPLOAD_BYTES
+    most_pixels: int = MOST_PIXELS
+
+
+class Sheet(BaseModel):
+    """Every code decoded: code k is the square at row k // columns, column k % columns."""
+
+    image: DataURI
+    columns: int
+    side: int
+
+
+class MapView(BaseModel):
+    map: MapInfo
+    places: Annotated[list[tuple[float, float]], Field(description="x, y of each code in widths of a cell")]
+    hits: Annotated[list[int], Field(description="how often each code occurs in the validation images looked at")]
+    distances: Annotated[list[float], Field(description="mean distance of each code to those next to it")]
+    images: Annotated[int, Field(description="how many images the hits are counted over")]
+    sheet: Sheet
+
+
+class PickedImage(Strict):
+    run: Annotated[int, Field(ge=0)] = 0
+    set: SetName
+    index: Annotated[int, Field(ge=0)]
+
+
+class SentImage(Strict):
+    run: Annotated[int, Field(ge=0)] = 0
+    data: Annotated[
+        str,
+        Field(description="the image file (PNG, JPEG, ...) in base64", min_length=1, max_length=MOST_UPLOAD_BYTES * 2),
+    ]
+
+
+TAGS = ("picked", "sent")
+ImageOf = Annotated[
+    Annotated[PickedImage, Tag("picked")] | Annotated[SentImage, Tag("sent")],
+    Discriminator(lambda value: "sent" if isinstance(value, dict) and "data" in value else "picked"),
+]
+
+
+class Encoded(BaseModel):
+    tokens: Planes
+    original: DataURI
+    reconstruction: DataURI
+    psnr: Annotated[float | None, Field(description="dB; null where the two are the same")]
+    ssim: float
+
+
+class TokensOf(Strict):
+    run: Annotated[int, Field(ge=0)] = 0
+    tokens: Planes
+
+
+class Shifted(TokensOf):
+    offsets: Annotated[
+        list[list[Offset]], Field(description="per map, how far to move along each axis of its grid, rows first")
+    ]
+
+
+class Decoded(BaseModel):
+    tokens: Planes
+    image: DataURI
+
+
+class PathOnMap(BaseModel):
+    codes: list[int]
+    image: Annotated[str, Field(description="one image a code, side by side: a PNG as a data: address")]
