@@ -9,8 +9,8 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from topovq import rules
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.som import SelfOrganizingMap
-from topovq.som.learn import Online, closest_on_plane
+from topovq.som import SelfOrganizingMap, learn
+from topovq.som.learn import Online
 from topovq.som.start import initial_codes, map_places
 from topovq.som.tables import DenseTable
 
@@ -139,12 +139,24 @@ def test_every_rule_orders_real_data(rule):
     assert len(np.unique(som.labels_)) > 50
 
 
-def test_the_first_search_on_the_plane_is_the_search():
-    x = torch.from_numpy(load_digits().data)
-    for grid in (Grid((7, 6)), Grid((6, 6), wrap=True), Grid((4, 5), topology="hexagonal")):
-        table, weight = DenseTable(x), torch.ones(len(x), dtype=torch.float64)
-        codes, plane = initial_codes("pca", table, weight, map_places(grid), np.random.RandomState(0))
-        index, distance = closest_on_plane(table, codes, plane)
-        full_index, full_distance = table.closest(codes, "euclidean")
-        torch.testing.assert_close(distance, full_distance, rtol=1e-9, atol=1e-9)
-        assert (index == full_index).all()
+def test_a_search_along_few_axes_is_the_search():
+    x = torch.from_numpy(load_digits().data).float()
+    x -= x.mean(0)
+    som = SelfOrganizingMap((9, 9), max_iter=10, init="pca")
+    for passes, rank in ((0, 2), (1, 30), (2, 38)):
+        table, weight = DenseTable(x), torch.ones(len(x))
+        codes = initial_codes("pca", table, weight, map_places(Grid((9, 9))), np.random.RandomState(0))
+        neighborhood = Neighborhood("gaussian", Grid((9, 9)), schedule=Schedule.linear(9.0, 9.0, 1))
+        for _ in range(passes):
+            codes, _ = learn.batch(table, weight, codes, neighborhood, 0, "euclidean")
+        axes = table._few_axes(codes)
+        assert axes.shape[1] <= rank
+        index, distance = table._closest_along(codes, axes)
+        exact = torch.cdist(x.double(), codes.double())
+        torch.testing.assert_close(distance.double(), exact.amin(1), rtol=1e-5, atol=1e-4)
+        assert (exact.gather(1, index[:, None])[:, 0] - exact.amin(1)).max() < 1e-4  # but for ties
+    # A map that is done needs all axes; so does one far from the origin, or in float64.
+    done = torch.from_numpy(som.set_params(radius_end=0.5).fit(x.numpy()).codes_)
+    assert DenseTable(x)._few_axes(done) is None
+    assert DenseTable(x + 1000)._few_axes(codes + 1000) is None
+    assert DenseTable(x.double())._few_axes(codes.double()) is None

@@ -122,16 +122,15 @@ class SelfOrganizingMap(CodesEstimator):
         table = self._table(X, reset=True)
         weight_N = self._weights(sample_weight, X, table)
         with self._threads(), self._bar() as advance:
-            codes_KD, plane = self._start(table, weight_N)
+            codes_KD = self._start(table, weight_N)
             plan = self._plan()
             random = check_random_state(self.random_state)
             while self.n_iter_ < self.max_iter and not self._converged():
                 distance_N = torch.empty(table.n, dtype=table.dtype, device=table.device)
                 if self.rule == "batch":
                     codes_KD, distance_N = learn.batch(
-                        table, weight_N, codes_KD, plan.neighborhood, self.n_iter_, self.metric, plane
+                        table, weight_N, codes_KD, plan.neighborhood, self.n_iter_, self.metric
                     )
-                    plane = None  # codes lie on it before the first pass alone
                 else:
                     order_N = torch.from_numpy(random.permutation(table.n)).to(table.device)
                     size = self.batch_size if self.rule == "minibatch" else max(self.batch_size, 1024)
@@ -158,7 +157,7 @@ class SelfOrganizingMap(CodesEstimator):
         table = self._table(X, reset=first)
         weight_N = self._weights(sample_weight, X, table)
         with self._threads():
-            codes_KD = self._start(table, weight_N)[0] if first else self._codes(table)
+            codes_KD = self._start(table, weight_N) if first else self._codes(table)
             plan = self._plan()
             codes_KD, distance_N = self._step(table, weight_N, codes_KD, plan, self.n_iter_, self.n_iter_ + 1)
             self._record(distance_N, weight_N, plan)
@@ -193,7 +192,7 @@ class SelfOrganizingMap(CodesEstimator):
         self._running = running_KC.cpu().numpy()
         return codes_KD, distance_N
 
-    def _start(self, table: Table, weight_N: Tensor) -> tuple[Tensor, Any]:
+    def _start(self, table: Table, weight_N: Tensor) -> Tensor:
         """Everything a fit starts from; what an earlier fit left is forgotten."""
         self._forget()
         self._running = None

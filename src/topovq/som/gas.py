@@ -131,7 +131,7 @@ class NeuralGas(CodesEstimator):
         self.quantization_errors_ = np.empty(0)
         count = _default_codes(distinct_samples(table, weight_N)) if self.n_codes is None else int(self.n_codes)
         places_KM = even_places(count, min(AXES, table.dim))
-        return initial_codes(self.init, table, weight_N, places_KM, check_random_state(self.random_state))[0]
+        return initial_codes(self.init, table, weight_N, places_KM, check_random_state(self.random_state))
 
     def _finish(self, table: Table, weight_N: Tensor, codes_KD: Tensor) -> None:
         self.codes_ = codes_KD.cpu().numpy()

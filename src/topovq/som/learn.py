@@ -18,8 +18,7 @@ from torch import Tensor
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.som.start import Plane
-from topovq.som.tables import DenseTable, Table
+from topovq.som.tables import Table
 
 
 def smoothed(stats_KC: Tensor, neighborhood: Neighborhood, t: float) -> Tensor:
@@ -38,28 +37,12 @@ def divided(stats_KC: Tensor, codes_KD: Tensor) -> Tensor:
 
 
 def batch(
-    table: Table, weight_N: Tensor, codes_KD: Tensor, neighborhood: Neighborhood, t: float, metric: str,
-    plane: Plane | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(new codes, distance [N] to the old ones) after one pass; `plane` is where the old codes lie, if they do."""
-    if plane is not None and metric == "euclidean" and isinstance(table, DenseTable) and not table.x_ND.is_cuda:
-        index_N, distance_N = closest_on_plane(table, codes_KD, plane)
-    else:
-        index_N, distance_N = table.closest(codes_KD, metric)
+    table: Table, weight_N: Tensor, codes_KD: Tensor, neighborhood: Neighborhood, t: float, metric: str
+) -> tuple[Tensor, Tensor]:
+    """(new codes, distance [N] to the old ones) after one pass."""
+    index_N, distance_N = table.closest(codes_KD, metric)
     stats_KC = table.statistics(index_N, weight_N, len(codes_KD))
     return divided(smoothed(stats_KC, neighborhood, t), codes_KD), distance_N
-
-
-def closest_on_plane(table: DenseTable, codes_KD: Tensor, plane: Plane) -> tuple[Tensor, Tensor]:
-    """`table.closest` for codes on a plane: what is off the plane is the same for all codes, so M axes are enough."""
-    places_KM = (codes_KD - plane.mean_D) @ plane.axes_MD.T
-    x_NM = table.x_ND.new_empty(table.n, len(plane.axes_MD))
-    off_N = table.x_ND.new_empty(table.n)
-    for rows, x in table.centered_blocks(plane.mean_D):
-        torch.mm(x, plane.axes_MD.T, out=x_NM[rows])
-        off_N[rows] = x.square_().sum(1) - x_NM[rows].square().sum(1)
-    index_N, distance_N = DenseTable(x_NM).closest(places_KM, "euclidean")
-    return index_N, (distance_N.square() + off_N.clamp(min=0)).sqrt()
 
 
 def minibatch(

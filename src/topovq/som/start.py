@@ -24,7 +24,7 @@ SPREAD = math.sqrt(3)  # half the width, in standard deviations, of a uniform di
 
 @dataclass
 class Plane:
-    """Codes that lie at mean + place @ axes: mean [D], axes [M, D] orthonormal."""
+    """The points mean + place @ axes: mean [D], axes [M, D] orthonormal."""
 
     mean_D: Tensor
     axes_MD: Tensor
@@ -91,8 +91,8 @@ def even_places(count: int, ndim: int) -> Tensor:
 
 def initial_codes(
     init: Any, table: Table, weight_N: Tensor, places_KM: Tensor, random: np.random.RandomState
-) -> tuple[Tensor, Plane | None]:
-    """(codes [K, D], the plane they lie on, where they lie on one)."""
+) -> Tensor:
+    """Codes [K, D]."""
     count = len(places_KM)
     if not isinstance(init, str):
         codes_KD = torch.as_tensor(np.array(init, dtype=np.float64)).to(weight_N)
@@ -101,20 +101,20 @@ def initial_codes(
                 f"init of shape {tuple(codes_KD.shape)} must be finite numbers of shape {(count, table.dim)}: "
                 "one row for each code, one column for each feature"
             )
-        return codes_KD, None
+        return codes_KD
     if init not in INITS:
         raise ValueError(f"init={init!r} is unknown; choose one of {', '.join(map(repr, INITS))}, or give the codes")
     if init == "pca":
         plane, deviation_M = principal_axes(table, weight_N, places_KM.shape[1])
         places_KM = places_KM[:, : len(deviation_M)].to(weight_N)
-        return plane.mean_D + (places_KM * deviation_M) @ plane.axes_MD, plane
+        return plane.mean_D + (places_KM * deviation_M) @ plane.axes_MD
     if init == "random":
         mean_D = table.mean(weight_N)
         variance_D = torch.zeros_like(mean_D)
         for rows, x in table.centered_blocks(mean_D):
             variance_D += weight_N[rows] @ x.square() / weight_N.sum()
         noise_KD = torch.from_numpy(random.standard_normal((count, table.dim))).to(weight_N)
-        return mean_D + noise_KD * variance_D.sqrt(), None
+        return mean_D + noise_KD * variance_D.sqrt()
     chance_N = weight_N.double().cpu().numpy()
     if np.count_nonzero(chance_N) < count:
         raise ValueError(
@@ -128,7 +128,7 @@ def initial_codes(
         _, chosen_K = kmeans_plusplus(samples, count, sample_weight=chance_N, random_state=random)
         x_KD = table.dense(chosen_K)
     start_KD = torch.from_numpy(x_KD).to(weight_N)
-    return torch.where(start_KD.isnan(), table.mean(weight_N), start_KD), None
+    return torch.where(start_KD.isnan(), table.mean(weight_N), start_KD)
 
 
 def _filled(table: Table, weight_N: Tensor) -> np.ndarray:

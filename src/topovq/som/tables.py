@@ -25,7 +25,8 @@ from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest, search_terms
 
 ROWS = 1024  # rows of a block of scores
-BLOCK = 2**22  # numbers in a block of dense data or distances
+FLAT = 1e-6  # of the largest extent of the codes: what is smaller is rounding
+BLOCK = 2**17  # numbers in a block of dense rows: they stay in the cache
 
 
 class Table:
@@ -59,14 +60,13 @@ class Table:
 
     def closest(self, codes_KD: Tensor, metric: str) -> tuple[Tensor, Tensor]:
         """(index int64 [N], distance [N]) of the closest code; a tie goes to the lowest index, but for rounding."""
-        index_N = torch.empty(self.n, dtype=torch.int64, device=self.device)
-        distance_N = torch.empty(self.n, dtype=self.dtype, device=self.device)
-        for rows, score, scale in self._scores(codes_KD, metric):
-            index = _lowest(score)
-            index_N[rows] = index
-            distance_N[rows] = score.gather(1, index[:, None])[:, 0]
-            self._to_distance(distance_N[rows], scale, rows, metric)
-        return index_N, distance_N
+        indices, lowest, scales = [], [], []
+        for _, score, scale in self._scores(codes_KD, metric):
+            indices.append(_lowest(score))
+            lowest.append(score.gather(1, indices[-1][:, None]))
+            scales.append(scale)
+        distance_N = self._to_distance(torch.cat(lowest)[:, 0], torch.cat(scales), slice(None), metric)
+        return torch.cat(indices), distance_N
 
     def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
         """The distance [N] of each vector to the code of its index, from differences: digit for digit."""
@@ -125,10 +125,37 @@ class DenseTable(Table):
         self._square_N: Tensor | None = None
 
     def closest(self, codes_KD: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-        if not self.x_ND.is_cuda:
-            return super().closest(codes_KD, metric)
-        index_N = nearest(self.x_ND, codes_KD, metric)
-        return index_N, pair_distance(self.x_ND, codes_KD[index_N], metric)
+        if self.x_ND.is_cuda:
+            index_N = nearest(self.x_ND, codes_KD, metric)
+            return index_N, pair_distance(self.x_ND, codes_KD[index_N], metric)
+        axes_DR = self._few_axes(codes_KD) if metric == "euclidean" else None
+        return super().closest(codes_KD, metric) if axes_DR is None else self._closest_along(codes_KD, axes_DR)
+
+    def _few_axes(self, codes_KD: Tensor) -> Tensor | None:
+        """Orthonormal axes [D, R] of a subspace that holds the codes to within float32's rounding, where R is small.
+
+        While the neighborhood is wide the codes are smooth over the map, and few axes hold them: a plane at the start.
+        """
+        if self.dtype != torch.float32 or len(codes_KD) < self.dim or self.n < 8 * self.dim:
+            return None
+        center_D = codes_KD.mean(0)
+        w_KD = (codes_KD - center_D).double()
+        if float(center_D.norm()) > float(w_KD.norm(dim=1).amax()):
+            return None  # far from the origin, squares of distances would lose their digits
+        values_D, vectors_DD = torch.linalg.eigh(w_KD.T @ w_KD)
+        rank = max(1, int((values_D > FLAT**2 * values_D[-1]).sum()))
+        return vectors_DD[:, -rank:].float() if rank <= 0.6 * self.dim else None
+
+    def _closest_along(self, codes_KD: Tensor, axes_DR: Tensor) -> tuple[Tensor, Tensor]:
+        """`closest` for codes of that subspace: what of a vector is off it is as far from all codes."""
+        center_D = codes_KD.mean(0)
+        along_NR = self.x_ND @ axes_DR - center_D @ axes_DR
+        index_N, distance_N = DenseTable(along_NR)._closest_all((codes_KD - center_D) @ axes_DR)
+        off_N = self._squares() - 2 * (self.x_ND @ center_D) + center_D @ center_D - along_NR.square().sum(1)
+        return index_N, distance_N.square_().add_(off_N.clamp_(min=0)).sqrt_()
+
+    def _closest_all(self, codes_KD: Tensor) -> tuple[Tensor, Tensor]:
+        return super().closest(codes_KD, "euclidean")
 
     def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
         blocks = zip(self.x_ND.split(ROWS), index_N.split(ROWS))
