@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,21 @@ import pytest
 from PIL import Image
 
 from topovq.cli import main, parse_options
+from topovq.models import VQVAE
+
+
+def start_topovq(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command as a process group of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "topovq", *arguments]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **output)
 
 
 def topovq(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "topovq", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    with start_topovq(folder, *arguments) as process:
+        out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 TRAIN = shlex.split(
@@ -55,6 +66,25 @@ def test_train_info_encode_decode_evaluate(tmp_path: Path) -> None:
     evaluated = topovq(tmp_path, "evaluate", "runs/a", "--device", "cpu")
     assert evaluated.returncode == 0, evaluated.stderr
     assert json.loads(evaluated.stdout)["loss"] == pytest.approx(facts["validation"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_encode_that_is_stopped_leaves_nothing_behind(tmp_path: Path, signum: int, code: int) -> None:
+    VQVAE(image_size=32, hidden=16, codebook_size=16, code_dim=8).save_pretrained(tmp_path / "run")
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (32, 32)).save(tmp_path / "pictures" / "0.png")
+    for i in range(1, 20_000):
+        (tmp_path / "pictures" / f"{i}.png").symlink_to("0.png")
+    (tmp_path / "out").mkdir()
+    arguments = ["encode", "run", "pictures", "-o", "out/tokens.parquet", "--device", "cpu", "--batch-size", "8"]
+    with start_topovq(tmp_path, *arguments) as process:
+        while not os.listdir(tmp_path / "out"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signum)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, "")
+    assert os.listdir(tmp_path / "out") == []
 
 
 def run_main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
