@@ -45,6 +45,8 @@ class HubModule(PyTorchModelHubMixin):
         assert isinstance(self, nn.Module)
         partial = save_directory / (WEIGHTS + ".partial")
         safetensors.torch.save_model(self, str(partial))
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(partial, save_directory / WEIGHTS)
 
     @classmethod

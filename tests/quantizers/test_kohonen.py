@@ -112,6 +112,19 @@ def test_an_all_true_mask_changes_nothing():
     assert torch.equal(a.codebook, b.codebook)
 
 
+@pytest.mark.parametrize("rotation_trick", [False, True])
+def test_padding_may_hold_anything(rotation_trick):
+    vq = KohonenVQ(4, 16, codebook_dim=3, rotation_trick=rotation_trick)
+    x = torch.randn(2, 5, 4)
+    x[1, 3:] = float("nan")
+    x.requires_grad_()
+    quantized, _, loss = vq(x, lens=torch.tensor([5, 3]))
+    (quantized.sum() + loss).backward()
+    assert vq.skipped.item() == 0
+    for tensor in (quantized, x.grad, vq.project_in.weight.grad, vq.project_out.weight.grad):
+        assert tensor.isfinite().all()
+
+
 def test_lens_is_a_mask():
     torch.manual_seed(0)
     a, b = KohonenVQ(6, 16).eval(), KohonenVQ(6, 16).eval()
@@ -167,6 +180,13 @@ def test_rotation_trick_turns_and_scales_the_gradient():
     # q = 2 R x with R = [[0, -1], [1, 0]]: dx = 2 R^T dq
     quantized.backward(torch.tensor([[1.0, 3.0]]))
     assert x.grad.flatten().tolist() == pytest.approx([6.0, -2.0])
+
+
+def test_rotation_trick_passes_the_gradient_of_a_zero_vector_as_it_is():
+    vq = KohonenVQ(2, 4, rotation_trick=True, commitment_weight=0.0)
+    x = torch.zeros(1, 2, requires_grad=True)
+    (vq(x).quantized * torch.tensor([3.0, -1.0])).sum().backward()
+    assert x.grad.tolist() == [[3.0, -1.0]]
 
 
 def test_cosine_uses_directions_and_keeps_codes_on_the_sphere():

@@ -1,6 +1,7 @@
 """save_pretrained and from_pretrained: the same layer back, in a file without pickle."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -45,6 +46,14 @@ def test_schedule_and_grid_are_readable_in_the_config(tmp_path):
     assert {k: v for k, v in config["schedule"].items() if v is not None} == {
         "kind": "exponential", "start": 3, "end": 0.3, "steps": 100,
     }  # fmt: skip
+
+
+def test_weights_are_on_the_disk_before_they_take_their_name(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: written.append(os.fstat(descriptor).st_ino))
+    KohonenVQ(4, 16).save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_ino in written
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
 def test_a_folder_without_weights_says_so(tmp_path):

@@ -94,6 +94,8 @@ class Quantizer(nn.Module):
         self._check_input(x)
         z = self._channels_to_last(x)
         mask = self._checked_mask(mask, lens, z)
+        if mask is not None:  # whatever padding holds (NaN, say), neither counters nor gradients see it
+            z = torch.where(mask[..., None], z, 0)
         shape = z.shape[:-1]
         z_NHD = self.project_in(z).reshape(-1, self.heads, self.codebook_dim)
         keep_N = None if mask is None else mask.reshape(-1)

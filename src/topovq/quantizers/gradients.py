@@ -7,9 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SHORTEST = 1e-6  # a vector below this length has no direction
+
 
 class _RotateTo(torch.autograd.Function):
-    """q = s R x with R the rotation from x to q and s = |q| / |x|, both constants of the gradient: dx = s R^T dq."""
+    """q = s R x with R the rotation from x to q and s = |q| / |x|, both constants of the gradient: dx = s R^T dq.
+
+    A vector of no length has no direction to turn from: there dx = dq.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, q_ND: Tensor) -> Tensor:
@@ -20,13 +25,12 @@ class _RotateTo(torch.autograd.Function):
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
         x_ND, q_ND = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in ctx.saved_tensors)
         g_ND = grad_ND.to(x_ND.dtype)
-        length_x = x_ND.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        length_q = q_ND.norm(dim=1, keepdim=True)
-        u, v = x_ND / length_x, q_ND / length_q.clamp(min=1e-12)
+        length_x, length_q = x_ND.norm(dim=1, keepdim=True), q_ND.norm(dim=1, keepdim=True)
+        u, v = x_ND / length_x.clamp(min=SHORTEST), q_ND / length_q.clamp(min=SHORTEST)
         # R = I - 2 r r^T + 2 v u^T with r = (u + v) / |u + v|: the mirror image of u in r, then of that in v.
         r = torch.nn.functional.normalize(u + v, dim=1)
         turned = g_ND - 2 * (g_ND * r).sum(1, keepdim=True) * r + 2 * (g_ND * v).sum(1, keepdim=True) * u
-        return (length_q / length_x * turned).to(grad_ND.dtype), None
+        return torch.where(length_x > SHORTEST, length_q / length_x * turned, g_ND).to(grad_ND.dtype), None
 
 
 def rotate_to(x_ND: Tensor, q_ND: Tensor) -> Tensor:
