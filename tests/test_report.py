@@ -19,6 +19,7 @@ from topovq.cli import main
 from topovq.report import psnr, ssim, study, write_report
 from topovq.report.curves import Axis, curves, round_step
 from topovq.report.images import colored, data_uri, sheet
+from topovq.training import load_run, open_data
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +130,23 @@ def test_the_command_line_writes_it_and_training_does(
         main(["report", "missing"])
     assert stopped.value.code == 2
     assert "there is no run at missing" in capsys.readouterr().err
+
+
+def test_tensorboard_shows_the_maps_and_the_reconstructions(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    make_run(tmp_path / "run", model="vqvae2", tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert set(events.Tags()["images"]) == {"validation/top", "validation/bottom", "validation/reconstructions"}
+    shown = events.Images("validation/reconstructions")
+    assert [event.step for event in shown] == [2, 4]
+    picture = Image.open(io.BytesIO(shown[-1].encoded_image_string))
+    assert picture.size == (8 * 32, 2 * 32)
+    with open_data("photos", size=32) as source:
+        images = next(iter(source.validation(8)))
+    assert np.array_equal(np.asarray(picture)[:32, 32:64], images[1].permute(1, 2, 0).numpy())
+    ours = load_run(tmp_path / "run")
+    assert np.array_equal(
+        np.asarray(picture)[32:, :32], ours.decode(ours.encode(images[:1]))[0].permute(1, 2, 0).numpy()
+    )

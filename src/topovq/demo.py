@@ -18,6 +18,7 @@ from torch import Tensor
 from topovq.files import write_atomic
 from topovq.models import Tokenizer
 from topovq.pictures import codebook_map, film, pixel_error, shifted
+from topovq.report import REPORT_FILE, write_report
 from topovq.training import TrainConfig, load_run, open_data, read_record, train
 from topovq.training.record import RECORD_FILE
 
@@ -62,6 +63,7 @@ def _train(name: str, kind: str, folder: Path, steps: int, images: Tensor) -> Tw
     if (folder / RECORD_FILE).exists():
         shutil.rmtree(folder)
     result = train(demo_config(kind, folder, steps))
+    write_report([folder], folder / REPORT_FILE)
     model = load_run(result.folder)
     validations = [line for line in read_record(folder / RECORD_FILE) if line["event"] == "validation"]
     plain = model.decode(model.encode(images))

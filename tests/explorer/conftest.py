@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 from small_runs import make_run
 
-TWINS = {"model": "vqvae2", "image_size": 32, "codebook_size": 24, "steps": 80, "validate_every": 40, "learning_rate": 4e-3}
+TWINS = {"model": "vqvae2", "image_size": 32, "codebook_size": 24, "steps": 60, "validate_every": 30}
+TWINS["model_options"] = {"hidden": 32, "residual_hidden": 8}
 # Started from data, so that images differ in their tokens after so few steps.
 HEXAGONS = {"grid": [4, 6], "topology": "hexagonal", "neighborhood": "hard", "kmeans_init": True}
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from topovq.atlas import charts, map_picture
 from topovq.files import write_atomic
 from topovq.models import Tokenizer
 from topovq.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -29,6 +31,7 @@ from topovq.training.report import Logger, Reporter, TensorBoard, WeightsAndBias
 from topovq.training.sources import open_data
 from topovq.training.step import Reading, TrainStep, fastest_convolutions, make_optimizer
 
+SHOWN = 8  # validation images in TensorBoard
 MAY_DIFFER = ("steps", "out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
 
 
@@ -116,6 +119,7 @@ class _Run:
         self.step, self.seconds, self.best = 0, 0.0, float("inf")
         self.validation: dict[str, float] = {}
         self.skipped = 0.0
+        self.shown_BCHW: torch.Tensor | None = None
 
     def train(self) -> RunResult:
         self._begin()
@@ -244,6 +248,17 @@ class _Run:
             timing = {"seconds": round(self.seconds, 3), "images_per_second": round(reporter.speed, 1)}
             self.record.append("validation", step=self.step, **self.validation, skipped=self.skipped, **timing)
         reporter.validation(self.step, self.validation)
+        reporter.pictures(self.step, self._pictures)
+
+    def _pictures(self) -> dict[str, np.ndarray]:
+        """Every map, and a few validation images above their reconstructions."""
+        if self.shown_BCHW is None:
+            self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
+        maps = charts(self.model)
+        drawn = {f"validation/{chart.name}": map_picture(self.model, maps, i) for i, chart in enumerate(maps)}
+        decoded = self.model.decode(self.model.encode(self.shown_BCHW))
+        rows = torch.cat([torch.cat(list(images), -1) for images in (self.shown_BCHW, decoded)], -2)
+        return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).cpu().numpy()}
 
     def _finish(self) -> RunResult:
         config = self.config

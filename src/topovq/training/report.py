@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -35,6 +37,11 @@ class TensorBoard:
     def log(self, step: int, figures: dict[str, float]) -> None:
         for name, value in figures.items():
             self.writer.add_scalar(name, value, step)
+
+    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
+        """Pictures uint8 [H, W, 3 or 4] by name."""
+        for name, pixels_HWC in pictures.items():
+            self.writer.add_image(name, pixels_HWC, step, dataformats="HWC")
 
     def close(self) -> None:
         self.writer.close()
@@ -126,6 +133,14 @@ class Reporter:
             + (f"  {self.speed:,.0f} images/s" if self.speed else "")
         )
         self._log(step, {f"validation/{name}": value for name, value in figures.items()})
+
+    def pictures(self, step: int, draw: Callable[[], dict[str, np.ndarray]]) -> None:
+        """Log what `draw` gives, where a logger shows pictures; else it is not called."""
+        shows = [logger for logger in self.loggers if isinstance(logger, TensorBoard)]
+        if shows:
+            drawn = draw()
+            for logger in shows:
+                logger.show(step, drawn)
 
     def _log(self, step: int, figures: dict[str, float]) -> None:
         for logger in self.loggers:
