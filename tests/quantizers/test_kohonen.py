@@ -182,9 +182,10 @@ def test_rotation_trick_turns_and_scales_the_gradient():
     assert x.grad.flatten().tolist() == pytest.approx([6.0, -2.0])
 
 
-def test_rotation_trick_passes_the_gradient_of_a_zero_vector_as_it_is():
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_rotation_trick_passes_the_gradient_of_a_vector_without_direction_as_it_is(value):
     vq = KohonenVQ(2, 4, rotation_trick=True, commitment_weight=0.0)
-    x = torch.zeros(1, 2, requires_grad=True)
+    x = torch.full((1, 2), value, requires_grad=True)
     (vq(x).quantized * torch.tensor([3.0, -1.0])).sum().backward()
     assert x.grad.tolist() == [[3.0, -1.0]]
 

@@ -13,7 +13,7 @@ SHORTEST = 1e-6  # a vector below this length has no direction
 class _RotateTo(torch.autograd.Function):
     """q = s R x with R the rotation from x to q and s = |q| / |x|, both constants of the gradient: dx = s R^T dq.
 
-    A vector of no length has no direction to turn from: there dx = dq.
+    A vector of no length, or an infinite one, has no direction to turn from: there dx = dq.
     """
 
     @staticmethod
@@ -30,7 +30,8 @@ class _RotateTo(torch.autograd.Function):
         # R = I - 2 r r^T + 2 v u^T with r = (u + v) / |u + v|: the mirror image of u in r, then of that in v.
         r = torch.nn.functional.normalize(u + v, dim=1)
         turned = g_ND - 2 * (g_ND * r).sum(1, keepdim=True) * r + 2 * (g_ND * v).sum(1, keepdim=True) * u
-        return torch.where(length_x > SHORTEST, length_q / length_x * turned, g_ND).to(grad_ND.dtype), None
+        has_direction = (length_x > SHORTEST) & length_x.isfinite()
+        return torch.where(has_direction, length_q / length_x * turned, g_ND).to(grad_ND.dtype), None
 
 
 def rotate_to(x_ND: Tensor, q_ND: Tensor) -> Tensor:
