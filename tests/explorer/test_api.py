@@ -279,6 +279,13 @@ def test_mistakes_on_the_command_line(
     assert words in capsys.readouterr().err
 
 
+def test_every_request_is_documented(client: TestClient) -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "explorer.md").read_text()
+    for path, methods in client.get("/api/openapi.json").json()["paths"].items():
+        for method in methods:
+            assert f"`{method.upper()} {path}`" in documented
+
+
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_the_api_keeps_to_its_own_description(app: Any, mode: GenerationMode) -> None:
     """Valid and invalid requests made up from the OpenAPI document: answers have the statuses and shapes it names."""

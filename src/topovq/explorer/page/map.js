@@ -7,6 +7,7 @@ const RAMPS = {
   distances: [[0, 0, 4], [81, 18, 124], [183, 55, 121], [252, 137, 97], [252, 253, 191]],
 };
 
+const greatest = (values, least) => values.reduce((a, b) => Math.max(a, b), least); // spread arguments would be too many
 const mix = (a, b, share) => a.map((value, i) => value + (b[i] - value) * share);
 const css = (color) => `rgb(${color.map(Math.round).join(" ")})`;
 
@@ -21,8 +22,8 @@ export class MapCanvas {
     Object.assign(this, { canvas, data, sheet, view: "codes", zoom: 1, left: 0, top: 0 });
     this.hexagonal = data.map.grid.topology === "hexagonal";
     const { places } = data;
-    this.width = 1 + Math.max(...places.map((place) => place[0]));
-    this.height = Math.max(...places.map((place) => place[1])) + (this.hexagonal ? 1 / ROW : 1);
+    this.width = 1 + greatest(places.map((place) => place[0]), 0);
+    this.height = greatest(places.map((place) => place[1]), 0) + (this.hexagonal ? 1 / ROW : 1);
     this.colors = places.map(([x, y]) => {
       const u = this.width > 1 ? x / (this.width - 1) : 0.5;
       const v = this.height > 1 ? Math.min(1, y / (this.height - 1)) : 0.5;
@@ -40,7 +41,7 @@ export class MapCanvas {
     const context = layer.getContext("2d");
     context.imageSmoothingEnabled = false;
     const { hits, distances, places, sheet } = this.data;
-    const most = { hits: Math.log1p(Math.max(1, ...hits)), distances: Math.max(1e-12, ...distances) };
+    const most = { hits: Math.log1p(greatest(hits, 1)), distances: greatest(distances, 1e-12) };
     places.forEach(([x, y], code) => {
       context.save();
       if (this.hexagonal) {
