@@ -61,7 +61,7 @@ def main() -> None:
             "loader_images_per_s": round(loader), "overhead": round(overhead, 4), "median_overhead": round(median, 4),
         })  # fmt: skip
     Console().print(table)
-    append(rows)
+    write(rows)
 
 
 def make_files(folder: Path, shape: tuple[int, int], number: int) -> list[str]:
@@ -132,14 +132,12 @@ def cpu_name() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
-def append(rows: list[dict[str, object]]) -> None:
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
+def write(rows: list[dict[str, object]]) -> None:
+    with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
-        if new:
-            writer.writeheader()
+        writer.writeheader()
         writer.writerows(rows)
-    print(f"{len(rows)} rows added to {RESULTS}")
+    print(f"{len(rows)} rows written to {RESULTS}")
 
 
 if __name__ == "__main__":
