@@ -161,6 +161,16 @@ def test_residual_reduces_the_error_layer_by_layer():
     assert errors[0] > 1.5 * errors[1] > 3 * errors[2]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_residual_hands_the_gradient_on_once(depth):
+    torch.manual_seed(0)
+    vq = ResidualVQ(4, 16, num_quantizers=depth)
+    x = torch.randn(20, 4, requires_grad=True)
+    weight = torch.randn(20, 4)
+    (vq(x).quantized * weight).sum().backward()
+    assert torch.allclose(x.grad, weight, atol=1e-6)
+
+
 def test_residual_masks_layouts_and_gradient():
     torch.manual_seed(0)
     vq = ResidualVQ(4, 16, num_quantizers=3, accept_image_fmap=True)

@@ -31,9 +31,11 @@ def convolve(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
     if shape[0] % parities:  # an odd number of rows gets an empty one more
         field = torch.cat([field, torch.zeros_like(field[:1])])
     sizes = [field.shape[0] // parities, *shape[1:]]
-    # An open axis is padded by the kernel's reach, so that what leaves one border cannot enter at the other.
+    # An open axis is padded by the kernel's reach, so that what leaves one border cannot enter at the other. On the CPU
+    # asking for the width of this moment costs nothing; a GPU is not asked, and pads for the largest there will be.
+    reach = kernel.reach(float(kernel.width) if stats_KC.device.type == "cpu" else kernel.widest)
     padded = [
-        n if wraps else _fast_length(n + min(n, math.ceil(kernel.reach / pitch) + 1))
+        n if wraps else _fast_length(n + min(n, math.ceil(reach / pitch) + 1))
         for n, wraps, pitch in zip(sizes, grid.wrap, pitches)
     ]
     same = _transfer(kernel, padded, pitches, [0.0] * len(shape), stats_KC.device)

@@ -37,8 +37,7 @@ class Kernel:
             off = torch.exp(-distance / self.width)
         return torch.where(distance == 0, 1.0, self.strength * off)
 
-    @property
-    def reach(self) -> float:
-        """The distance beyond which the weight is below CUTOFF, always."""
+    def reach(self, width: float) -> float:
+        """The distance beyond which the weight is below CUTOFF at this width."""
         decades = -math.log(CUTOFF)
-        return self.widest * {"hard": 1.0, "gaussian": math.sqrt(decades), "exponential": decades}[self.kind]
+        return width * {"hard": 1.0, "gaussian": math.sqrt(decades), "exponential": decades}[self.kind]

@@ -22,7 +22,8 @@ QUANTIZERS: dict[str, type[KohonenVQ]] = {"kohonen": KohonenVQ, "gradient": Grad
 class ResidualVQ(nn.Module, HubModule):
     """`quantized, indices, loss = ResidualVQ(dim, codebook_size, num_quantizers=4)(x)`.
 
-    indices get one more axis, last: one token per quantizer. The loss is the sum of theirs.
+    indices get one more axis, last: one token per quantizer. The loss is the sum of theirs, the gradient of the output
+    the mean of theirs: with straight-through, x gets it once, however many quantizers there are.
     quantizer  "kohonen", "gradient" or "soft"; all further options go to each of them
     """
 
@@ -56,6 +57,9 @@ class ResidualVQ(nn.Module, HubModule):
             total = total + quantized
             tokens.append(indices)
             losses.append(loss)
+        # Each layer hands its output's gradient on to x; their mean is what one quantizer's would be.
+        value = total.detach()
+        total = value + (total - value) / len(self.layers)
         return Quantized(total, torch.stack(tokens, -1), torch.stack(losses).sum())
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
