@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -195,6 +196,21 @@ def test_a_failure_inside_is_said_without_its_trace(app: Any, monkeypatch: pytes
     monkeypatch.setattr("topovq.explorer.app.decoded_of", lambda *_: 1 / 0)
     broken = TestClient(app, raise_server_exceptions=False)
     refused(broken.post("/api/decode", json={"tokens": [[[0] * 4] * 4, [[0] * 8] * 8]}), 500, "the terminal")
+
+
+def test_too_many_requests_at_once_are_told_to_come_back(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topovq.explorer.app.MOST_WAITING", 0)
+    refused(client.post("/api/encode", json={"set": "validation", "index": 0}), 503, "try again")
+
+
+def test_without_the_extra_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["explore", str(runs[0])])
+    assert stopped.value.code == 2
+    assert "pip install 'topovq[explore]'" in capsys.readouterr().err
 
 
 def test_paths_by_hand(client: TestClient) -> None:

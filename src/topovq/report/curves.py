@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 360, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 34
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 38
 Points = Sequence[tuple[float, float]]
 
 
@@ -44,7 +44,8 @@ def curves(title: str, runs: Sequence[tuple[str, Points]], percent: bool = False
     if not xs:
         return f'<p class="note">{html.escape(title)}: no finite value was recorded.</p>'
     x_axis = Axis(0.0, max(*xs, 1.0), LEFT, WIDTH - RIGHT)
-    y_axis = Axis(min(0.0, *ys), max(0.0, *ys) or 1.0, HEIGHT - BOTTOM, TOP)
+    highest = 1.0 if percent else max(0.0, *ys) or 1.0
+    y_axis = Axis(min(0.0, *ys), highest, HEIGHT - BOTTOM, TOP)
     parts = [f'<text class="title" x="{LEFT}" y="18">{html.escape(title)}</text>']
     for value in y_axis.ticks():
         y = y_axis(value)
@@ -52,8 +53,8 @@ def curves(title: str, runs: Sequence[tuple[str, Points]], percent: bool = False
         parts.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for value in x_axis.ticks():
-        parts.append(f'<text x="{x_axis(value):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{value:,.6g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 1}" text-anchor="end">step</text>')
+        parts.append(f'<text x="{x_axis(value):.1f}" y="{HEIGHT - 20}" text-anchor="middle">{value:,.6g}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">step</text>')
     for number, (name, points) in enumerate(drawn):
         places = [(x_axis(x), y_axis(y)) for x, y in points]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)

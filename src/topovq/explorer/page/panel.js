@@ -180,6 +180,7 @@ export class RunPanel {
       }),
     );
     canvas.dataset.lit = same;
+    canvas.dataset.size = `${height} x ${width}`;
     if (this.cursor) {
       const [row, column] = this.cursor;
       const [row0, column0] = this.corner ?? this.cursor;
@@ -360,7 +361,7 @@ export class RunPanel {
       strip.hidden = false;
       strip.querySelector("img").src = path.image;
       strip.querySelector("img").alt = `The codes ${path.codes.join(", ")} decoded`;
-      strip.querySelector("figcaption").textContent = `from code ${start} to code ${last}: ${path.codes.length} codes on the way`;
+      strip.querySelector("figcaption").textContent = `from code ${start} to code ${last}: ${path.codes.length} ${path.codes.length === 1 ? "code" : "codes"} on the way`;
     } catch (error) {
       say(error.message, true);
     }
