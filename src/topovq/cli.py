@@ -146,7 +146,13 @@ class Encode:
         from topovq.tokens import encode
 
         done = encode(
-            self.run, self.images, self.out, batch_size=self.batch_size, device=self.device, workers=self.workers
+            self.run,
+            self.images,
+            self.out,
+            batch_size=self.batch_size,
+            device=self.device,
+            workers=self.workers,
+            progress=True,
         )
         for name, reason in done.skipped.items():
             say(f"skipped {name}: {reason}")
@@ -171,7 +177,7 @@ class Decode:
     def __call__(self) -> None:
         from topovq.tokens import decode
 
-        done = decode(self.run, self.tokens, self.out, batch_size=self.batch_size, device=self.device)
+        done = decode(self.run, self.tokens, self.out, batch_size=self.batch_size, device=self.device, progress=True)
         say(f"{images(done)} decoded to {self.out}")
 
 

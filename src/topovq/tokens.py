@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,6 +24,8 @@ from topovq.models import as_levels
 from topovq.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
 from topovq.training.distributed import join_world, pick_device
 from topovq.training.runs import load_run
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,13 @@ def encode(
     batch_size: int = 256,
     device: str = "auto",
     workers: int | None = None,
+    progress: bool = False,
 ) -> Encoded:
     """Write the tokens of `images` (a folder, at any depth; one image; or tar shards) to `out` (.parquet or .npz).
 
     Images are decoded in worker processes and a few batches are in memory at a time. Under torchrun every process takes
     its share and writes a shard of its own beside `out`. An unreadable image is skipped and named in the result.
+    `progress` shows a bar (of the first process).
     """
     out = Path(out)
     check_suffix(out)
@@ -56,7 +63,9 @@ def encode(
         mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)
         done, skipped = 0, {}
         with open_writer(path, model.token_shapes, model.config["codebook_size"]) as writer:
-            for names, batch_BCHW, bad in _batches(records, mine, model.image_size, batch_size, workers):
+            batches = _batches(records, mine, model.image_size, batch_size, workers)
+            total = -(-len(mine) // batch_size)
+            for names, batch_BCHW, bad in _shown(batches, "encoding", total, progress and world.leads):
                 skipped.update(bad)
                 if names:
                     writer.write(names, as_levels(model.encode(batch_BCHW.to(world.device))))
@@ -69,19 +78,33 @@ def encode(
         return Encoded(path, done, skipped)
 
 
-def decode(run: str | Path, tokens: str | Path, out: str | Path, *, batch_size: int = 256, device: str = "auto") -> int:
+def decode(
+    run: str | Path,
+    tokens: str | Path,
+    out: str | Path,
+    *,
+    batch_size: int = 256,
+    device: str = "auto",
+    progress: bool = False,
+) -> int:
     """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many."""
     place, out, done = pick_device(device), Path(out), 0
     model = load_run(run).to(place)
     shapes = model.token_shapes
     for path in token_files(Path(tokens)):
-        for names, levels in read_tokens(path, batch_size):
+        for names, levels in _shown(read_tokens(path, batch_size), f"decoding {path.name}", None, progress):
             _check_levels(levels, model.config["codebook_size"], shapes, path)
             pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
             for name, image_CHW in zip(names, pixels.cpu(), strict=True):
                 _write_png(out / image_name(name), image_CHW)
             done += len(names)
     return done
+
+
+def _shown(batches: Iterable[T], what: str, total: int | None, show: bool) -> Iterable[T]:
+    """The batches, with a bar on the terminal's error stream where one is wanted."""
+    console = Console(stderr=True)
+    return track(batches, what, total, console=console, transient=True) if show else batches
 
 
 def image_name(name: str) -> PurePosixPath:
