@@ -164,6 +164,9 @@ def test_partial_fit_takes_any_iterable_of_batches(wine, make):
     assert at_once.n_iter_ == 3
     batches = torch.utils.data.DataLoader(torch.from_numpy(wine[:150]), batch_size=50)
     np.testing.assert_array_equal(make().partial_fit(batches).codes_, by_hand.codes_)
+    labelled = torch.utils.data.TensorDataset(torch.from_numpy(wine[:150]), torch.arange(150))
+    labelled = torch.utils.data.DataLoader(labelled, batch_size=50)
+    np.testing.assert_array_equal(make().partial_fit(labelled).codes_, by_hand.codes_)
     with pytest.raises(ValueError, match="empty"):
         make().partial_fit(iter([]))
 

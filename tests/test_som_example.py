@@ -1,5 +1,6 @@
 """The example runs, and finds what is known of its data."""
 
+import csv
 import os
 import subprocess
 import sys
@@ -20,3 +21,15 @@ def test_wine_map(tmp_path):
     assert sorted(path.stem for path in tmp_path.iterdir()) == [
         "code_projection", "component_planes", "hit_map", "label_map", "training_curves", "u_matrix",
     ]  # fmt: skip
+
+
+def test_the_table_of_the_page_is_that_of_the_records():
+    root = EXAMPLE.parent.parent
+    with open(root / "benchmarks" / "results" / "som.csv") as file:
+        fits = [row for row in csv.DictReader(file) if row["measure"].startswith("fit")]
+    lines = (root / "docs" / "som.md").read_text().splitlines()
+    assert len(fits) > 10
+    for row in fits:
+        (line,) = [line for line in lines if line.startswith(f"| {row['name']} ")]
+        errors = f"{float(row['quantization_error']):.3f} / {float(row['topographic_error']):.3f}"
+        assert f"{float(row['seconds']):.3g} | {errors}" in line

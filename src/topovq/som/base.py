@@ -90,7 +90,9 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             raise ValueError("sample_weight goes with one batch, but X is an iterable of them: call once for each")
         empty = True
         for batch in X:
-            self.partial_fit(batch)
+            # A DataLoader over a TensorDataset gives lists: the data, then perhaps labels.
+            labelled = isinstance(batch, (list, tuple)) and len(batch) > 0 and isinstance(batch[0], Tensor)
+            self.partial_fit(batch[0] if labelled else batch)
             empty = False
         if empty:
             raise ValueError("the iterable of batches is empty: expected at least one batch")
