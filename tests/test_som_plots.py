@@ -3,6 +3,8 @@
 import matplotlib as mpl
 import numpy as np
 import pytest
+import scipy.sparse
+import torch
 from sklearn.datasets import load_digits, load_iris
 
 mpl.use("Agg")
@@ -117,6 +119,15 @@ def test_lines_and_curves(iris):
     assert len(cells(line.plot("hit_map")).get_paths()) == 6
     ax = line.plot("training_curves")
     np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), line.quantization_errors_)
+
+
+def test_samples_of_any_kind_are_projected(iris):
+    som = SelfOrganizingMap((3, 3)).fit(iris[0])
+    missing = iris[0].copy()
+    missing[0, 0] = np.nan
+    for x in (iris[0], missing, scipy.sparse.csr_matrix(iris[0]), torch.from_numpy(iris[0])):
+        ax = som.plot("code_projection", X=x)
+        assert [len(c.get_offsets()) for c in ax.collections if len(c.get_offsets()) > 1] == [150, 9]
 
 
 def test_what_cannot_be_drawn(iris):

@@ -113,10 +113,11 @@ def code_images(som: Any, shape: Any, ax: Axes | None = None, cmap: str = "gray"
 def code_projection(som: Any, X: Any = None, ax: Axes | None = None) -> Axes:
     """Codes on their first two principal components, joined as on the map, over the samples of X where given."""
     _check_map(som)
-    data = som.codes_ if X is None else np.asarray(X)
+    data = som.codes_ if X is None else som._fitted_table(X).dense(slice(None))
+    data = np.where(np.isnan(data), np.nanmean(data, axis=0), data)
     table = DenseTable(
         torch.from_numpy(
-            np.ascontiguousarray(np.nan_to_num(data, nan=0.0)),
+            np.ascontiguousarray(data),
         ).double()
     )
     plane, _ = principal_axes(table, torch.ones(table.n, dtype=torch.float64), 2)

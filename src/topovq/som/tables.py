@@ -25,6 +25,7 @@ from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest, search_terms
 
 ROWS = 1024  # rows of a block of scores
+MOST_AXES = 256  # features up to which axes are looked for: that costs the cube of their number
 FLAT = 1e-6  # of the largest extent of the codes: what is smaller is rounding
 BLOCK = 2**17  # numbers in a block of dense rows: they stay in the cache
 
@@ -136,7 +137,8 @@ class DenseTable(Table):
 
         While the neighborhood is wide the codes are smooth over the map, and few axes hold them: a plane at the start.
         """
-        if self.dtype != torch.float32 or len(codes_KD) < self.dim or self.n < 8 * self.dim:
+        cheap = len(codes_KD) >= self.dim and self.n >= 8 * self.dim and self.dim <= MOST_AXES
+        if self.dtype != torch.float32 or not cheap:
             return None
         center_D = codes_KD.mean(0)
         w_KD = (codes_KD - center_D).double()
