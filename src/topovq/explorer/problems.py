@@ -45,7 +45,11 @@ def speak_plainly(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         path = request.url.path
-        known = {404: f"there is nothing at {path}", 405: f"{request.method} is not offered at {path}"}
+        known = {
+            400: "the body cannot be read as JSON",
+            404: f"there is nothing at {path}",
+            405: f"{request.method} is not offered at {path}",
+        }
         sentence = known.get(error.status_code, str(error.detail))
         return problem(error.status_code, sentence, dict(error.headers or {}))
 
