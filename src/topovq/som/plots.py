@@ -115,11 +115,7 @@ def code_projection(som: Any, X: Any = None, ax: Axes | None = None) -> Axes:
     _check_map(som)
     data = som.codes_ if X is None else som._fitted_table(X).dense(slice(None))
     data = np.where(np.isnan(data), np.nanmean(data, axis=0), data)
-    table = DenseTable(
-        torch.from_numpy(
-            np.ascontiguousarray(data),
-        ).double()
-    )
+    table = DenseTable(torch.from_numpy(data).double())
     plane, _ = principal_axes(table, torch.ones(table.n, dtype=torch.float64), 2)
 
     def project(points: torch.Tensor) -> np.ndarray:
