@@ -306,6 +306,10 @@ def test_the_bottom_level_has_its_own_map_and_mosaic(page: Page) -> None:
 def test_it_fits_a_phone_in_light_and_dark(open_page: Callable[..., Page], scheme: str) -> None:
     page = open_page(390, 844, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    pad, image = page.locator("#pad").bounding_box(), decoded(page).bounding_box()
+    assert pad
+    assert image
+    assert image["y"] + image["height"] - pad["y"] < 844  # one sees the image while one shifts
     color = page.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, re.findall(r"\d+", color))) / 3
     assert (brightness > 200) == (scheme == "light")
