@@ -17,7 +17,7 @@ test: .venv/.ready-test
 	$(PYTHON) -m venv .venv
 
 .venv/.ready-run: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tokens]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tokens,explore]'
 	touch $@
 
 .venv/.ready-test: .venv/bin/python pyproject.toml constraints.txt
