@@ -98,7 +98,9 @@ def run_main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, output.out, output.err
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "encode", "decode", "info", "data", "demo"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "encode", "decode", "info", "data", "demo", "report", "explore"]
+)
 def test_help_is_there(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run_main(capsys, command, "--help")
     assert code == 0

@@ -104,7 +104,9 @@ def decode(
 def _shown(batches: Iterable[T], what: str, total: int | None, show: bool) -> Iterable[T]:
     """The batches, with a bar on the terminal's error stream where one is wanted."""
     console = Console(stderr=True)
-    return track(batches, what, total, console=console, transient=True) if show else batches
+    if not (show and console.is_terminal):
+        return batches
+    return track(batches, what, total, console=console, transient=True)
 
 
 def image_name(name: str) -> PurePosixPath:
