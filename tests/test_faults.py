@@ -3,6 +3,7 @@
 The libraries: vector-quantize-pytorch (1-13), the Kohonen-VAE authors' code (14), encodec (15).
 """
 
+import os
 from datetime import timedelta
 
 import pytest
@@ -296,7 +297,9 @@ def rank_main(rank: int, folder: str) -> None:
         modules["masked"](half, mask=mask)
         modules["revival"](half, mask=mask)
     torch.save({name: vq.state_dict() for name, vq in modules.items()}, f"{folder}/rank{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the group and abort the interpreter's own way out
 
 
 @pytest.fixture(scope="module")

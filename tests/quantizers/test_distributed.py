@@ -31,7 +31,9 @@ for step, x in enumerate(data):
     forward(half, mask=mask)
 state = {name: value.contiguous() for name, value in vq.state_dict().items()}
 save_file(state, os.path.join(folder, f"rank{rank}.safetensors"))
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads may outlive the group and abort the interpreter's own way out
 """
 
 
