@@ -17,6 +17,7 @@ ROOMS = [
     "cli",
     "demo",
     "explorer",
+    "studies",
     "report",
     "tokens",
     "tokenfile",

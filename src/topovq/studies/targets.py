@@ -1,0 +1,19 @@
+"""The numbers of the paper's tables (`targets.csv`): losses in 1e-3, steps in thousands, mean and std over seeds."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from importlib import resources
+
+KEYS = ("table", "dataset", "method", "neighborhood", "grid_dim", "tau", "count_init", "update_empty")
+FIGURES = ("loss", "steps10", "steps20")
+COLUMNS = ("loss_mean", "loss_std", "steps10_mean_k", "steps10_std_k", "steps20_mean_k", "steps20_std_k")
+
+
+@cache
+def targets() -> dict[tuple[str, ...], dict[str, str]]:
+    """Each row's key (`KEYS`) -> its `COLUMNS` and `seeds`, as the paper prints them; empty where it has no number."""
+    text = resources.files("topovq.studies").joinpath("targets.csv").read_text()
+    rows = csv.DictReader(text.splitlines())
+    return {tuple(row[key] for key in KEYS): {name: row[name] for name in (*COLUMNS, "seeds")} for row in rows}
