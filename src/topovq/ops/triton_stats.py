@@ -73,8 +73,9 @@ class Stats:
         (n, d), device = x_ND.shape, x_ND.device
         self.copies = max(1, min(MOST_COPIES, ROWS // max(1, num_codes), n // VECTORS))
         rows = self.copies * num_codes
-        if deterministic:
-            self.sums = torch.zeros(self.copies, num_codes, d, dtype=torch.int64, device=device)
+        if deterministic or self.copies == 1:  # an operation may not return two views of one buffer
+            dtype = torch.int64 if deterministic else torch.float32
+            self.sums = torch.zeros(self.copies, num_codes, d, dtype=dtype, device=device)
             self.counts = torch.zeros(self.copies, num_codes, device=device)
         else:
             both = torch.zeros(rows * (d + 1), device=device)  # one buffer: one launch less
