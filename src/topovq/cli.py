@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -32,6 +32,7 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
   topovq info runs/a                              what the run is and how far it got
   topovq report runs/a runs/b -o report.html      what they learned, on one page
   topovq explore runs/a                           the map in the browser: look, shift, paint
+  topovq reproduce main                           the paper's table, ours beside theirs (--quick: in two minutes)
   topovq evaluate runs/a                          its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/
@@ -258,7 +259,60 @@ class Explore:
         explore(self.runs, self.port, self.images, self.host)
 
 
-COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report, Explore)
+@dataclass
+class Reproduce:
+    """Make a table or figure of the paper, ours beside theirs: runs what is missing, then draws it from the records.
+
+    Tables: sensitivity, main, robustness, ablation, gradient; scale is our own study of large codebooks; `all` makes
+    the paper's tables and all figures. Runs that were cut off are resumed, finished ones are skipped: the same command
+    goes on after Ctrl-C.
+
+      topovq reproduce main --quick                 two minutes on two cores: a small model, the embedded photographs
+      topovq reproduce main                         CIFAR-10, 5 seeds a cell, 30,000 steps: for a GPU
+      topovq reproduce main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000
+      topovq reproduce all --render-only            from records alone: runs nothing
+      topovq reproduce scale --codebooks 512 4096 --render-only --partial --format markdown
+    """
+
+    what: Annotated[Positional[str], arg(metavar="TABLE|FIGURE|all")]
+    """Name of a table or of a figure, or all."""
+    dataset: Literal["cifar10", "imagenet", "celebahq_afhq"] = "cifar10"
+    """Which of the paper's data sets; the latter two need --data-path to be run (not to be drawn)."""
+    seeds: int | None = None
+    """Runs of each cell; 5 if not given, in scale 3 (1 where a cell is costly), with --quick 2."""
+    steps: int | None = None
+    """Training steps of each run; the paper's 30,000 if not given, with --quick 400."""
+    jobs: int | None = None
+    """Runs at a time; chosen for the machine if not given."""
+    data_path: Path | None = None
+    """Where the data set lies, if not at its usual place."""
+    runs: Path = Path("runs")
+    """Folder of the runs, each in a folder named by its id."""
+    records: tuple[Path, ...] = dataclasses.field(default_factory=lambda: tuple(filter(Path.is_dir, [Path("records")])))
+    """Folders with records of finished runs, which are not repeated; records/ where there is one. --records with
+    nothing after it has every run done here."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("reproduced")
+    """Folder for the tables (CSV, markdown) and figures (PNG, SVG)."""
+    render_only: bool = False
+    """Run nothing: draw from what is there, and refuse where runs are missing."""
+    partial: bool = False
+    """Draw a table from some of its runs; its caption says which are missing."""
+    format: Literal["terminal", "markdown", "csv", "latex"] = "terminal"
+    """How the table is printed."""
+    quick: bool = False
+    """A small version on the photographs that come with the package, on the CPU."""
+    codebooks: Annotated[tuple[int, ...] | None, arg(metavar="K [K ...]")] = None
+    """Only these sizes of the codebook (in scale)."""
+
+    def __call__(self) -> None:
+        from topovq.studies.reproduce import Request, reproduce
+
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "what"}
+        written = reproduce(self.what, Request(**options), say=remark, show=sys.stdout.write)
+        remark("written: " + ", ".join(map(str, written)))
+
+
+COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report, Explore, Reproduce)
 
 
 def leads() -> bool:
@@ -272,6 +326,11 @@ def images(number: int) -> str:
 
 def say(text: str) -> None:
     Console(highlight=False).print(text, soft_wrap=True, markup=False)
+
+
+def remark(text: str) -> None:
+    """Beside the output, which another program may read."""
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """What is to be run for each table, as data: a table is a list of cells, and a cell and a seed are one training run.
 
-The paper's tables are the rows of targets.csv. Beside them stand rows of ours: `exponential` (the formula of the authors'
-code) after each `gaussian` (the paper's formula) of `main` and `ablation`, and the variants of the SOM-VAE in `gradient`.
-`scale` is a study of our own: methods over sizes of the codebook.
+The paper's tables are the rows of targets.csv. Beside them stand rows of ours: `exponential` (the formula of the
+authors' code) after each `gaussian` (the paper's formula) of `main` and `ablation`, and the variants of the SOM-VAE in
+`gradient`. `scale` is a study of our own: methods over sizes of the codebook.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def default_seeds(table: str, dataset: str) -> int:
 def _paper_cells(table: str, dataset: str) -> Iterable[Cell]:
     for key in targets():
         if key[:2] == (table, "cifar10" if dataset == QUICK else dataset):
-            yield replace(Cell(*key), dataset=dataset)
+            yield replace(Cell(**dict(zip(KEYS, key))), dataset=dataset)  # type: ignore[arg-type]
 
 
 def _with_ours(paper: Iterable[Cell]) -> list[Cell]:
@@ -244,7 +244,8 @@ def _with_ours(paper: Iterable[Cell]) -> list[Cell]:
 def _scale(dataset: str, codebooks: Sequence[int] | None) -> list[Cell]:
     if dataset == "imagenet":
         raise ValueError(f"{SCALE!r} is done on cifar10 and, with one level and 16,384 codes, on celebahq_afhq")
-    methods, sizes = (*OURS_AT_SCALE, *PEERS_AT_SCALE), CODEBOOKS
+    methods: tuple[Cell, ...] = (*OURS_AT_SCALE, *PEERS_AT_SCALE)
+    sizes: tuple[int, ...] = CODEBOOKS
     if dataset == QUICK:
         methods, sizes = OURS_AT_SCALE, (512, 4_096)
     elif dataset == "celebahq_afhq":

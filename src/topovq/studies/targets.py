@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 
 KEYS = ("table", "dataset", "method", "neighborhood", "grid_dim", "tau", "count_init", "update_empty")
-FIGURES = ("loss", "steps10", "steps20")
+MEASURES = ("loss", "steps10", "steps20")
 COLUMNS = ("loss_mean", "loss_std", "steps10_mean_k", "steps10_std_k", "steps20_mean_k", "steps20_std_k")
 
 

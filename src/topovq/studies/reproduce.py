@@ -1,0 +1,151 @@
+"""`topovq reproduce`: from the name of a table or figure to the runs it needs, to the table or figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topovq.files import write_atomic
+from topovq.models import check_name
+from topovq.studies.library import Library
+from topovq.studies.scale import make_scale
+from topovq.studies.sheet import FORMATS, Sheet, as_csv, markdown
+from topovq.studies.specs import QUICK, SCALE, SETTINGS, TABLES, configs
+from topovq.studies.sweep import missing, run_all
+from topovq.studies.table import make_table
+from topovq.studies.targets import targets
+from topovq.training import TrainConfig
+
+EVERYTHING = "all"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, and where things lie; the fields are the options of the command."""
+
+    dataset: str = "cifar10"
+    seeds: int | None = None
+    steps: int | None = None
+    jobs: int | None = None
+    data_path: Path | None = None
+    runs: Path = Path("runs")
+    records: Sequence[Path] = ()
+    out: Path = Path("reproduced")
+    render_only: bool = False
+    partial: bool = False
+    format: str = "terminal"
+    quick: bool = False
+    codebooks: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "jobs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value!r} must be at least 1")
+        check_name("format", self.format, FORMATS)
+        check_name("data set of the tables", self.dataset, SETTINGS)
+        for folder in self.records:
+            if not folder.is_dir():
+                raise FileNotFoundError(f"there is no folder of records at {folder}")
+
+    @property
+    def library(self) -> Library:
+        """The records there are now."""
+        return Library([self.runs, *self.records])
+
+
+def reproduce(
+    what: str, request: Request, say: Callable[[str], None] = print, show: Callable[[str], object] = print
+) -> list[Path]:
+    """Run what is missing for `what` (a table, a figure, or "all"), then make it; the files it wrote.
+
+    `say` is told how things go, `show` gets each table in the format asked for.
+    """
+    if request.quick:
+        request = replace(request, dataset=QUICK)
+    tables, figures = _named(what, request.dataset)
+    if request.codebooks is not None and tables != [SCALE]:
+        raise ValueError(f"codebooks={list(request.codebooks)} goes with {SCALE!r}, not with {what!r}")
+    if not request.render_only:
+        _run(tables, figures, request, say)
+    written = []
+    for name in tables:
+        sheet = make_sheet(name, request)
+        show(FORMATS[request.format](sheet))
+        written += _write(sheet, request.out)
+    for name in figures:
+        written += _draw(name, request)
+    return written
+
+
+def _named(what: str, dataset: str) -> tuple[list[str], list[str]]:
+    """The tables and the figures that are meant."""
+    if what in (*TABLES, SCALE):
+        return [what], []
+    from topovq.studies.figures import FIGURES  # needs matplotlib, which tables do not
+
+    check_name("table or figure", what, (*TABLES, SCALE, *FIGURES, EVERYTHING))
+    return (tables_of(dataset), list(FIGURES)) if what == EVERYTHING else ([], [what])
+
+
+def tables_of(dataset: str) -> list[str]:
+    """The paper's tables that have rows for a data set."""
+    shown = {key[0] for key in targets() if key[1] == ("cifar10" if dataset == QUICK else dataset)}
+    return [table for table in TABLES if table in shown]
+
+
+def make_sheet(table: str, request: Request) -> Sheet:
+    """A table from the records there are."""
+    options: dict[str, Any] = {"seeds": request.seeds, "steps": request.steps, "partial": request.partial}
+    if table == SCALE:
+        return make_scale(request.dataset, request.library, codebooks=request.codebooks, **options)
+    return make_table(table, request.dataset, request.library, **options)
+
+
+def _run(tables: Sequence[str], figures: Sequence[str], request: Request, say: Callable[[str], None]) -> None:
+    """Train what is missing of everything asked for, as one sweep."""
+    wanted: list[TrainConfig] = []
+    for table in tables:
+        where, sizes = request.data_path, request.codebooks
+        wanted += configs(table, request.dataset, request.seeds, request.steps, data_path=where, codebooks=sizes)
+    wanted = list({config.run_id: config for config in wanted}.values())
+    todo = missing(wanted, request.library)
+    if wanted:
+        say(f"{len(wanted)} runs are needed; {len(wanted) - len(todo)} of them are done already")
+    for config in _needs(figures, request):  # pictures need the model itself, not its record alone
+        if config.run_id not in {other.run_id for other in todo}:
+            todo.append(config)
+    if todo and not request.quick and not torch.cuda.is_available():
+        say("there is no GPU here: this takes hours a run (--quick makes a small version in minutes)")
+    if todo:
+        run_all(todo, request.runs, jobs=request.jobs)
+
+
+def _needs(figures: Sequence[str], request: Request) -> list[TrainConfig]:
+    if not figures:
+        return []
+    from topovq.studies.figures import needs
+
+    found = []
+    for name in figures:
+        for config in needs(name, dataset=request.dataset, steps=request.steps, quick=request.quick):
+            found.append(replace(config, data_path=request.data_path) if request.data_path else config)
+    return found
+
+
+def _draw(name: str, request: Request) -> list[Path]:
+    from topovq.studies.figures import draw
+
+    return draw(name, request.runs, request.out)
+
+
+def _write(sheet: Sheet, out: Path) -> list[Path]:
+    """The sheet's files: rows for programs, and the table with its caption."""
+    texts = {out / f"{sheet.name}.csv": as_csv(sheet), out / f"{sheet.name}.md": markdown(sheet)}
+    for path, text in texts.items():
+        write_atomic(path, text.encode())
+    return list(texts)
