@@ -33,6 +33,7 @@ ROOMS = [
     "saving",
     "metrics",
     "codebook",
+    "health",
     "rules",
     "neighborhood",
     "ops",

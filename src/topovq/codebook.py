@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq import ranks
+from topovq import health, ranks
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest
@@ -104,6 +104,8 @@ class Codebook(nn.Module):
         self.ema_update = ema_update
         self.sync = sync
         self.accumulating = False
+        # The codes when their health was last read. No buffer: it is nobody's state but this process's.
+        self.codes_read: Tensor | None = None
 
         size = neighborhood.grid.size
         codes = torch.randn(size, dim)
@@ -261,13 +263,16 @@ class Codebook(nn.Module):
 
     def perplexity(self) -> Tensor:
         """exp(entropy) of the running use of the codes: from 1 (one code) to K (all alike)."""
-        share_K = self.hits / self.hits.sum().clamp(min=torch.finfo(self.hits.dtype).tiny)
-        return torch.exp(torch.special.entr(share_K).sum())
+        return health.perplexity(self.hits)
 
     def usage(self) -> Tensor:
         """Share of the codes chosen lately: once in the last 1 / (1 - decay) updates is enough."""
-        once = (1 - self.decay) * self.decay ** (1 / (1 - self.decay))
-        return (self.hits > once * (1 - 1e-3)).float().mean() if self.decay else (self.hits > 0).float().mean()
+        return health.usage(self.hits, self.decay)
+
+    def read_health(self) -> Tensor:
+        """The figures of `health.Health`, float32 [5]; drift is since the last call."""
+        before_KD, self.codes_read = self.codes_read, self.codes.detach().clone()
+        return health.figures(self.hits, self.decay, self.codes, before_KD)
 
     # Keeping the state what it is
 

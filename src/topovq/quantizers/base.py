@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
+from topovq.health import Health, as_health, together
 from topovq.ops.quantize import quantize
 from topovq.quantizers.gradients import rotate_to
 
@@ -250,6 +251,15 @@ class Quantizer(nn.Module):
     def usage(self) -> Tensor:
         """Share of codes chosen in about the last 1/(1 - decay) updates, 0-dim; the mean over separate codebooks."""
         return torch.stack([book.usage() for book in self._books()]).mean()
+
+    def read_health(self) -> Tensor:
+        """The figures of `health()`, float32 [5] on the device: for those who cannot wait for it."""
+        return together([book.read_health() for book in self._books()])
+
+    def health(self) -> Health:
+        """Usage, perplexity, dead codes (not chosen in about the last 1/(1 - decay) updates) and drift: how far the
+        codes moved since this was last asked, in units of their spread (nan the first time). Waits for the device."""
+        return as_health(self.read_health().tolist())
 
     @property
     def skipped(self) -> Tensor:

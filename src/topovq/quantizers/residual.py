@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topovq.grid import Grid
+from topovq.health import Health, as_health, together
 from topovq.quantizers.base import Quantized
 from topovq.quantizers.gradient import GradientVQ
 from topovq.quantizers.kohonen import KohonenVQ
@@ -111,6 +112,13 @@ class ResidualVQ(nn.Module, HubModule):
     def usage(self) -> Tensor:
         """The mean over the quantizers, 0-dim."""
         return torch.stack([vq.usage for vq in self.quantizers]).mean()
+
+    def read_health(self) -> Tensor:
+        return together([vq.read_health() for vq in self.quantizers])
+
+    def health(self) -> Health:
+        """As KohonenVQ.health, over all of them: dead codes are added up, the others are means."""
+        return as_health(self.read_health().tolist())
 
     @property
     def skipped(self) -> Tensor:

@@ -25,6 +25,7 @@ from topovq.training.config import TrainConfig
 from topovq.training.distributed import World, join_world, pick_device
 from topovq.training.evaluate import validate
 from topovq.training.feed import open_feed
+from topovq.training.health import UsageWatch
 from topovq.training.interrupt import Interrupted, StopRequest
 from topovq.training.record import RECORD_FILE, Record, environment, read_record
 from topovq.training.report import Logger, Reporter, TensorBoard, WeightsAndBiases
@@ -137,6 +138,7 @@ class _Run:
         title = self.config.quantizer
         reporter = Reporter(title, self.config.steps, self.step, self.batch_size, self._loggers(), self.quiet)
         reporter.skipped = self.skipped  # what was warned of before is not news
+        reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
         with reporter, StopRequest() as stop, fastest_convolutions():
             if self.step:
                 reporter.say(f"continuing {self.folder} at step {self.step:,}")
@@ -150,6 +152,7 @@ class _Run:
         config = self.config
         began = time.monotonic() - self.seconds
         figures = _Figures(reporter)
+        take_step.read()  # the codes as they are now: drift counts from here
         while self.step < config.steps:
             take_step()
             self.step += 1
@@ -246,7 +249,8 @@ class _Run:
         self.best = min(self.best, self.validation["loss"])
         if self.world.leads:
             timing = {"seconds": round(self.seconds, 3), "images_per_second": round(reporter.speed, 1)}
-            self.record.append("validation", step=self.step, **self.validation, skipped=self.skipped, **timing)
+            figures = {**self.validation, **reporter.health, "skipped": self.skipped, **timing}
+            self.record.append("validation", step=self.step, **figures)
         reporter.validation(self.step, self.validation)
         reporter.pictures(self.step, self._pictures)
 
@@ -298,7 +302,7 @@ class _Figures:
         if self.pending is not None:
             step, reading = self.pending
             values, now = reading.values(), time.monotonic()
-            self.reporter.interval(step, values, now - self.clock)
+            self.reporter.interval(step, values, now - self.clock, reading.levels())
             self.pending, self.clock = None, now
 
     def restart(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -11,6 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from topovq.health import Health
+from topovq.training.health import UsageWatch
+
+NARROW, WIDE = 100, 140  # columns of a terminal from which on the bar says more
 
 
 class MissingExtra(ImportError):
@@ -69,9 +74,10 @@ class Reporter:
         self.batch_size, self.loggers, self.quiet = batch_size, loggers, quiet
         self.console = Console(quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
+        width = self.console.width
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=10 if self.console.width < 110 else None),
+            BarColumn(bar_width=4 if width < NARROW else 10 if width < WIDE else None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(elapsed_when_finished=True, compact=True),
@@ -83,6 +89,8 @@ class Reporter:
         self.skipped = 0.0
         self.warned_nan = False
         self.speed = 0.0
+        self.health: dict[str, float] = {}
+        self.watch: UsageWatch | None = None
 
     def __enter__(self) -> Reporter:
         self.bar.start()
@@ -98,9 +106,19 @@ class Reporter:
     def say(self, text: str) -> None:
         self.bar.console.print(text, soft_wrap=True)
 
-    def interval(self, step: int, figures: dict[str, float], seconds: float) -> None:
-        """Training figures of the steps since the last call, which took `seconds`."""
+    def interval(self, step: int, figures: dict[str, float], seconds: float, levels: Sequence[Health] = ()) -> None:
+        """Training figures of the steps since the last call, which took `seconds`; `levels` is each quantizer's health.
+
+        `self.health` is then what the record's validation line says of the codebook in training.
+        """
         self.speed = figures["steps"] * self.batch_size / max(seconds, 1e-9)
+        self.health = {
+            "train_usage": figures["usage"],
+            "train_perplexity": figures["perplexity"],
+            "dead_codes": figures["dead_codes"],
+            "drift": figures["drift"],
+            "drift_steps": int(figures["steps"]),
+        }
         self.bar.update(
             self.task,
             completed=step,
@@ -117,14 +135,22 @@ class Reporter:
                 f"[bold red]warning:[/] step {step}: {new:,.0f} vectors with NaN or infinity left out of the codebook"
             )
             self.skipped = figures["skipped"]
+        warning = self.watch.look(step, levels) if self.watch is not None else None
+        if warning is not None:
+            self.say(f"[bold red]warning:[/] {warning}")
         shown = {f"train/{name}": value for name, value in figures.items() if name != "steps"}
         self._log(step, {**shown, "train/images_per_second": self.speed})
 
     def _figures(self, figures: dict[str, float]) -> str:
         loss, perplexity, usage = (figures[name] for name in ("loss", "perplexity", "usage"))
-        if self.console.width < 110:
-            return f"loss {loss:.4f} perp {perplexity:.0f} use {usage:.0%} {self.speed:.0f} img/s"
-        return f"loss {loss:.4f} · perplexity {perplexity:.0f} · usage {usage:.0%} · {self.speed:,.0f} images/s"
+        dead, drift = figures["dead_codes"], figures["drift"]
+        if self.console.width < WIDE:
+            short = f"loss {loss:.4f} use {usage:.0%} perp {_short(perplexity)} dead {_short(dead)} drift {drift:.1%}"
+            return short if self.console.width < NARROW else f"{short} {_short(self.speed)} img/s"
+        return (
+            f"loss {loss:.4f} · usage {usage:.0%} · perplexity {perplexity:,.0f} · dead codes {dead:,.0f} · "
+            f"drift {drift:.1%} · {self.speed:,.0f} images/s"
+        )
 
     def validation(self, step: int, figures: dict[str, float]) -> None:
         self.say(
@@ -145,3 +171,8 @@ class Reporter:
     def _log(self, step: int, figures: dict[str, float]) -> None:
         for logger in self.loggers:
             logger.log(step, figures)
+
+
+def _short(number: float) -> str:
+    """A number in four characters or so: 512, 9999, 12k."""
+    return f"{number / 1000:.0f}k" if number >= 9_999.5 else f"{number:.0f}"

@@ -15,6 +15,7 @@ import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from topovq.health import Health, as_health
 from topovq.models import Tokenizer
 from topovq.training.distributed import World
 from topovq.training.feed import Feed
@@ -132,7 +133,7 @@ class TrainStep:
     def read(self) -> Reading:
         """Start copying this interval's figures to the host and begin a new interval."""
         quantizers = cast(Iterable[Any], self.model.quantizers)
-        figures = [torch.stack([q.perplexity.float(), q.usage.float(), q.skipped.float()]) for q in quantizers]
+        figures = [torch.cat([q.read_health(), q.skipped.float().view(1)]) for q in quantizers]
         reading = Reading(torch.cat([self.sums_3, *figures]))
         self.sums_3.zero_()
         return reading
@@ -170,17 +171,32 @@ class Reading:
             self.arrived.record()
 
     def values(self) -> dict[str, float]:
-        """Means of `loss` and `reconstruction_loss` over the interval, its `steps`, and the quantizers' running
-        `perplexity` and `usage` (means over levels) and `skipped` (sum)."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        loss, reconstruction, steps, *rest = self.host.tolist()
-        perplexity, usage, skipped = rest[0::3], rest[1::3], rest[2::3]
-        return {
+        """Means of `loss` and `reconstruction_loss` over the interval, its `steps`, and the health of the codes (means
+        over levels, of several also `usage_0`, ...; `dead_codes` and `skipped` are sums)."""
+        (loss, reconstruction, steps), rows = self._arrived()
+        levels = self.levels()
+        figures = {
             "loss": loss / steps,
             "reconstruction_loss": reconstruction / steps,
             "steps": steps,
-            "perplexity": sum(perplexity) / len(perplexity),
-            "usage": sum(usage) / len(usage),
-            "skipped": sum(skipped),
+            "usage": sum(level.usage for level in levels) / len(levels),
+            "perplexity": sum(level.perplexity for level in levels) / len(levels),
+            "dead_codes": sum(level.dead_codes for level in levels),
+            "drift": sum(level.drift for level in levels) / len(levels),
+            "skipped": sum(skipped for *_, skipped in rows),
         }
+        if len(levels) > 1:
+            figures |= {f"usage_{number}": level.usage for number, level in enumerate(levels)}
+        return figures
+
+    def levels(self) -> list[Health]:
+        """The health of each quantizer."""
+        return [as_health(health) for *health, _ in self._arrived()[1]]
+
+    def _arrived(self) -> tuple[list[float], list[list[float]]]:
+        """The three sums of the interval, and a row of figures for each quantizer."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        figures = self.host.tolist()
+        width = len(Health._fields) + 1
+        return figures[:3], [figures[first : first + width] for first in range(3, len(figures), width)]

@@ -1,0 +1,77 @@
+"""A warning in plain words when a run's codes fall out of use, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from topovq.health import Health
+
+WARN_BELOW = (0.5, 0.1)  # shares of the codes in use; each is warned of once a run
+WARM_UP = 500  # steps in which codes may still find their places
+SETTLED = 2.0  # cells: while a neighborhood is wider, codes move as one and few of them are chosen, as they should
+ENOUGH = 10  # tokens for each code that a share asks for: fewer could not show that it is in use
+MAPPED = ("kohonen", "residual")  # quantizers with the recommended neighborhood, unless their options say otherwise
+CHOICES = ("quantizer", "neighborhood", "schedule", "tau", "radius")  # the options that do
+
+
+class UsageWatch:
+    """Looks at the running use of each level's codes and speaks when it falls below a share of WARN_BELOW."""
+
+    def __init__(self, quantizers: Iterable[nn.Module], kind: str, options: dict[str, Any]) -> None:
+        """`kind` and `options` are the run's `quantizer` and `quantizer_options`: what to do depends on them."""
+        self.quantizers = [cast(Any, quantizer) for quantizer in quantizers]
+        self.kind, self.options = kind, options
+        self.warned = 1.0  # the lowest share warned of so far
+
+    def look(self, step: int, levels: Sequence[Health]) -> str | None:
+        """What to tell the user after `step` steps, if anything. `levels` is the health of each quantizer."""
+        if step < WARM_UP:
+            return None
+        found = None
+        for number, (quantizer, health) in enumerate(zip(self.quantizers, levels)):
+            size = quantizer.codebook_size
+            below = [
+                share
+                for share in WARN_BELOW
+                if health.usage < share < self.warned and health.tokens >= ENOUGH * share * size
+            ]
+            if below and _width(quantizer, step) <= SETTLED and (found is None or health.usage < levels[found].usage):
+                found, lowest = number, min(below)
+        if found is None:
+            return None
+        self.warned = lowest
+        return self._sentence(step, found, levels[found])
+
+    def _sentence(self, step: int, level: int, health: Health) -> str:
+        size = self.quantizers[level].codebook_size
+        where = f" of level {level}" if len(self.quantizers) > 1 else ""
+        return (
+            f"step {step:,}: {health.usage:.1%} of the {size:,} codes{where} are in use; {health.dead_codes:,} were "
+            f"chosen by none of the last {health.tokens:,} tokens. {advice(self.kind, self.options, size)}"
+        )
+
+
+def advice(kind: str, options: dict[str, Any], codebook_size: int) -> str:
+    """What keeps more codes in use than this quantizer does."""
+    set_here = [name for name in CHOICES if name in options]
+    if kind not in MAPPED:
+        first = "use --quantizer kohonen: codes that learn together with their neighbors on a map stay in use"
+    elif set_here:
+        named = " and ".join(set_here)
+        first = f"leave {named} out of --quantizer-options, so that the recommended neighborhood is used"
+    else:
+        first = "train for more --steps, in which the neighborhood spreads the codes over the data"
+    return f"What helps: {first}; or a smaller --codebook-size, if the data has no use for {codebook_size:,} codes."
+
+
+def _width(quantizer: Any, step: int) -> float:
+    """How many cells the neighborhood reaches at `step`; 0 where there is none."""
+    parts = getattr(quantizer, "quantizers", None)  # those of a residual quantizer
+    neighborhood = getattr(quantizer if parts is None else parts[0], "neighborhood", None)
+    if neighborhood is None or neighborhood.kind == "none":
+        return 0.0
+    return float(neighborhood.width(torch.tensor(step)))

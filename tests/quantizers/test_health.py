@@ -1,0 +1,184 @@
+"""`vq.health()`: usage, perplexity, dead codes, drift and what they rest on, computed by hand."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from topovq import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
+from topovq.health import Health, drift, figures, perplexity, used
+
+
+def four_codes(**options: object) -> KohonenVQ:
+    """Codes at 0, 1, 2 and 3 on a line that do not move by themselves."""
+    vq = KohonenVQ(1, 4, neighborhood="none", ema_update=False, **options)
+    vq.codebook = torch.arange(4.0)[:, None]
+    return vq
+
+
+def test_figures_after_one_batch_by_hand() -> None:
+    vq = four_codes()
+    vq(torch.tensor([[0.0], [0.1], [2.0], [1.9]]))  # code 0 twice, code 2 twice
+    health = vq.health()
+    assert health.usage == 0.5
+    assert health.perplexity == pytest.approx(2.0)  # two codes, equally often
+    assert health.dead_codes == 2
+    assert health.tokens == 4
+    assert math.isnan(health.drift)  # nothing to compare with yet
+    assert isinstance(health.dead_codes, int)
+
+
+def test_perplexity_of_unequal_use_by_hand() -> None:
+    hits_K = torch.tensor([3.0, 1.0, 0.0, 0.0])
+    assert perplexity(hits_K).item() == pytest.approx(math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4)))
+
+
+def test_a_code_is_dead_when_it_was_not_chosen_for_about_the_window() -> None:
+    vq = four_codes(decay=0.9)  # a window of ten updates
+    vq(torch.tensor([[3.0]]))
+    for _ in range(9):
+        vq(torch.tensor([[0.0]]))
+    assert vq.health().dead_codes == 2  # codes 1 and 2 were never chosen; code 3 ten updates ago
+    for _ in range(2):
+        vq(torch.tensor([[0.0]]))
+    assert vq.health().dead_codes == 3
+
+
+def test_before_any_update_every_code_is_dead_on_no_tokens() -> None:
+    health = four_codes().health()
+    assert (health.usage, health.perplexity, health.dead_codes, health.tokens) == (0, 1, 4, 0)
+
+
+def test_drift_is_the_rms_move_over_the_rms_spread() -> None:
+    vq = four_codes()
+    vq.health()
+    vq.codebook = torch.tensor([[0.0], [1.0], [2.0], [5.0]])  # one code moved by 2
+    # moved: sqrt(4 / 4) = 1; the mean is 2, spread sqrt((4 + 1 + 0 + 9) / 4)
+    assert vq.health().drift == pytest.approx(1 / math.sqrt(14 / 4))
+    assert vq.health().drift == 0  # since it was last asked, nothing moved
+
+
+def test_drift_is_the_same_for_a_codebook_scaled_and_moved_as_a_whole() -> None:
+    before_KD, after_KD = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)).chunk(2)
+    once = drift(after_KD, before_KD)
+    assert drift(5 * after_KD + 7, 5 * before_KD + 7).item() == pytest.approx(once.item(), rel=1e-5)
+
+
+def test_codes_without_spread_have_no_drift_to_speak_of() -> None:
+    assert math.isnan(drift(torch.ones(4, 2), torch.zeros(4, 2)))
+
+
+def test_decay_of_zero_counts_the_last_batch_alone() -> None:
+    assert used(torch.tensor([0.0, 1.0]), 0.0).tolist() == [False, True]
+    assert figures(torch.tensor([0.0, 3.0]), 0.0, torch.zeros(2, 1), None)[4] == 3
+
+
+def every_kind() -> dict[str, torch.nn.Module]:
+    return {
+        "kohonen": KohonenVQ(4, 16),
+        "ema": KohonenVQ(4, 16, neighborhood="none"),
+        "gradient": GradientVQ(4, 16),
+        "som-vae": GradientVQ(4, 16, neighborhood="hard"),
+        "soft": SoftKohonenVQ(4, 16),
+        "residual": ResidualVQ(4, 16, 3),
+        "heads": KohonenVQ(4, 16, heads=2, codebook_dim=2, separate_codebook_per_head=True),
+        "cosine": KohonenVQ(4, 16, use_cosine_sim=True),
+    }
+
+
+@pytest.mark.parametrize("kind", every_kind())
+def test_every_quantizer_has_it(kind: str) -> None:
+    torch.manual_seed(0)
+    vq = every_kind()[kind]
+    books = {"residual": 3, "heads": 2}.get(kind, 1)
+    optimizer = torch.optim.SGD(vq.parameters(), 0.5) if list(vq.parameters()) else None
+    first = vq.health()
+    assert isinstance(first, Health)
+    assert first.dead_codes == 16 * books
+    for _ in range(3):
+        _, _, loss = vq(torch.randn(64, 4, requires_grad=True))
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+    health = vq.health()
+    assert health.usage == pytest.approx(1 - health.dead_codes / (16 * books))
+    assert health.usage == pytest.approx(vq.usage.item())
+    assert health.perplexity == pytest.approx(vq.perplexity.item())
+    assert 0 < health.usage <= 1
+    assert health.tokens == round(64 * (1 + 0.99 + 0.99**2))
+    assert health.drift > 0
+    assert vq.health().drift == 0
+
+
+def test_separate_codebooks_add_up_their_dead_codes() -> None:
+    vq = KohonenVQ(2, 4, heads=2, codebook_dim=1, separate_codebook_per_head=True, neighborhood="none", decay=0.5)
+    vq.codebook = torch.arange(4.0)[:, None].expand(2, 4, 1)
+    vq(torch.tensor([[0.0, 0.0], [0.0, 3.0]]))  # the first head uses one code, the second two
+    health = vq.health()
+    assert health.dead_codes == 3 + 2
+    assert health.usage == pytest.approx((1 / 4 + 2 / 4) / 2)
+    assert health.perplexity == pytest.approx((1 + 2) / 2)
+
+
+def test_asking_changes_nothing_that_is_saved_or_learned() -> None:
+    torch.manual_seed(0)
+    asked, left = KohonenVQ(4, 16), KohonenVQ(4, 16)
+    left.load_state_dict(asked.state_dict())
+    for _ in range(3):
+        x_ND = torch.randn(32, 4)
+        asked(x_ND)
+        left(x_ND)
+        asked.health()
+    assert asked.state_dict().keys() == left.state_dict().keys()
+    assert not any(name.endswith("codes_read") for name, _ in asked.named_buffers())
+    for name, tensor in left.state_dict().items():
+        assert torch.equal(tensor, asked.state_dict()[name]), name
+    assert copy.deepcopy(asked).health().drift == asked.health().drift == 0
+    torch.save(asked, io.BytesIO())
+
+
+def test_it_may_be_asked_for_the_first_time_where_gradients_are_off() -> None:
+    vq = KohonenVQ(4, 16)
+    with torch.inference_mode():
+        vq.health()
+    vq(torch.randn(32, 4))
+    assert vq.health().drift > 0
+
+
+def test_a_half_precision_model_keeps_its_figures() -> None:
+    vq = KohonenVQ(4, 16).half()
+    vq(torch.randn(32, 4).half())
+    assert vq.health().tokens == 32
+
+
+def test_asking_between_compiled_steps_compiles_nothing_anew() -> None:
+    torch._dynamo.reset()
+    vq = KohonenVQ(4, 16)
+    traced = []
+
+    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        traced.append(graph)
+        return graph
+
+    step = torch.compile(vq, backend=count, fullgraph=True)
+    for _ in range(3):
+        step(torch.randn(32, 4))
+        vq.health()
+    assert len(traced) == 1
+    assert vq.health().tokens == round(32 * (1 + 0.99 + 0.99**2))
+
+
+@pytest.mark.parametrize("kind", every_kind())
+def test_reading_waits_for_no_device(kind: str) -> None:
+    """A fake tensor has no values: asking for one would raise."""
+    with FakeTensorMode():
+        vq = every_kind()[kind]
+        vq(torch.randn(32, 4))
+        vq.read_health()
+        assert vq.read_health().shape == (5,)
