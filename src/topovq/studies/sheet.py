@@ -36,9 +36,10 @@ class Sheet:
 
 def terminal(sheet: Sheet, console: Console | None = None) -> str:
     """With lines between the columns, as wide as it needs to be."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
     for name, texts in zip(sheet.header, zip(*sheet.rows)):
-        table.add_column(name, justify="right" if any(map(_is_number, texts)) else "left", no_wrap=True)
+        stacked = "\n".join(name.rsplit(" ", 1))  # "loss ours" as two lines: numbers are narrower than their names
+        table.add_column(stacked, justify="right" if any(map(_is_number, texts)) else "left", no_wrap=True)
     for row in sheet.rows:
         table.add_row(*row)
     console = console or Console()

@@ -72,8 +72,8 @@ class Row:
         """The paper's figures, where it has them."""
         told = self.cell.paper or {}
         return {
-            figure: Spread(float(told[mean]), float(told[std]), int(told["seeds"])) if told.get(mean) else None
-            for figure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2])
+            measure: Spread(float(told[mean]), float(told[std]), int(told["seeds"])) if told.get(mean) else None
+            for measure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2])
         }
 
 
@@ -180,21 +180,22 @@ def _mean_and_std(spread: Spread | None) -> list[str]:
 
 def _for_people(rows: list[Row]) -> dict[str, list]:
     """Header and rows without columns that are empty or say the same in every row."""
-    columns: dict[str, list[str]] = {name: [getattr(row.cell, name) for row in rows] for name in KEYS[2:]}
-    columns = {name: texts for name, texts in columns.items() if name == "method" or len(set(texts) - {""}) > 1}
+    columns: dict[str, list[str]] = {name: [getattr(row.cell, name) for row in rows] for name in _telling(rows)}
     columns["n"] = [str(row.n) for row in rows]
     ours, paper = [row.ours() for row in rows], [row.paper() for row in rows]
-    for figure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2]):
-        columns[f"{NAMES[figure]} ours"] = [_show(mine[figure], _digits(figure, row)) for mine, row in zip(ours, rows)]
+    for measure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2]):
+        columns[f"{NAMES[measure]} ours"] = [
+            _show(mine[measure], _digits(measure, row)) for mine, row in zip(ours, rows)
+        ]
         told = [row.cell.paper or {} for row in rows]
-        columns[f"{NAMES[figure]} paper"] = [f"{t[mean]} ± {t[std]}" if t.get(mean) else "" for t in told]
-        columns[f"{NAMES[figure]} diff/SE"] = [_difference(m[figure], p[figure]) for m, p in zip(ours, paper)]
+        columns[f"{NAMES[measure]} paper"] = [f"{t[mean]} ± {t[std]}" if t.get(mean) else "" for t in told]
+        columns[f"{NAMES[measure]} diff/SE"] = [_difference(m[measure], p[measure]) for m, p in zip(ours, paper)]
     columns = {name: texts for name, texts in columns.items() if any(texts)}
     return {"header": list(columns), "rows": [list(texts) for texts in zip(*columns.values())]}
 
 
-def _digits(figure: str, row: Row) -> int:
-    if figure == "loss":
+def _digits(measure: str, row: Row) -> int:
+    if measure == "loss":
         best = row.ours()["loss"]
         return 3 if best is not None and best.mean < 10 else 2
     return 1 if row.cell.setting.validate_every >= 1_000 else 2
@@ -211,6 +212,22 @@ def _difference(ours: Spread | None, paper: Spread | None) -> str:
         return ""
     errors = ours.standard_errors_from(paper)
     return "" if errors is None else f"{errors:+.1f}"
+
+
+def _apart(row: Row, telling: Sequence[str]) -> str:
+    """The measures that are more than two standard errors from the paper's, after what tells the row from others."""
+    far = [
+        f"{NAMES[measure]} {_difference(ours, paper)}"
+        for (measure, ours), paper in zip(row.ours().items(), row.paper().values())
+        if ours and paper and abs(ours.standard_errors_from(paper) or 0) > 2
+    ]
+    words = [text for name in telling if (text := getattr(row.cell, name)) not in ("", "none")]
+    return f"{' '.join(words)} ({', '.join(far)})" if far else ""
+
+
+def _telling(rows: Sequence[Row]) -> list[str]:
+    """The key columns that differ between rows (a method's name always does, in words)."""
+    return [n for n in KEYS[2:] if n == "method" or len({getattr(row.cell, n) for row in rows} - {""}) > 1]
 
 
 def _title(table: str, dataset: str, rows: list[Row]) -> str:
@@ -259,12 +276,7 @@ def _notes(rows: list[Row]) -> list[str]:
             "som-vae pulls neighbors toward the winning code with weight 0.1, as the authors' code does; "
             "som-vae-TARGET-WEIGHT toward the target with the weight it names."
         )
-    apart = [
-        f"{row.cell.name} ({NAMES[figure]} {_difference(ours, paper)})"
-        for row in rows
-        for (figure, ours), paper in zip(row.ours().items(), row.paper().values())
-        if ours and paper and abs(ours.standard_errors_from(paper) or 0) > 2
-    ]
+    apart = [text for row in rows if (text := _apart(row, _telling(rows)))]
     if apart:
         notes.append(f"More than two standard errors from the paper: {'; '.join(apart)}.")
     hardware = sorted({config["hardware"] for config in found if config.get("hardware")})
