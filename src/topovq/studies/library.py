@@ -18,6 +18,8 @@ NOT_DECISIVE = (*NOT_IN_ID, *NOT_IN_RECORD, "data_path")
 DECISIVE = [field for field in fields(TrainConfig) if field.name not in NOT_DECISIVE]
 # Two runs that differ in one of these are different cells; in anything else, one cell run in two ways.
 CELL = ("data", "model", "codebook_size", "quantizer", "quantizer_options", "seed")
+# What a validation tells of the time since the last look, which a stop cuts short, and not of the model.
+PASSING = ("seconds", "images_per_second", "drift", "drift_steps")
 
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,9 +68,8 @@ class Found:
 
     def validations(self) -> list[dict[str, Any]]:
         """Its validations without what differs from one time to the next."""
-        timing = ("seconds", "images_per_second")
         seen = [line for line in self.lines if line["event"] == "validation"]
-        return [{name: value for name, value in line.items() if name not in timing} for line in seen]
+        return [{name: value for name, value in line.items() if name not in PASSING} for line in seen]
 
 
 class Library:

@@ -86,10 +86,10 @@ def _named(what: str, dataset: str) -> tuple[list[str], list[str]]:
     """The tables and the figures that are meant."""
     if what in (*TABLES, SCALE):
         return [what], []
-    from topovq.studies.figures import FIGURES  # needs matplotlib, which tables do not
+    from topovq.studies.figures import FIGURES, figures_of  # needs matplotlib, which tables do not
 
     check_name("table or figure", what, (*TABLES, SCALE, *FIGURES, EVERYTHING))
-    return (tables_of(dataset), list(FIGURES)) if what == EVERYTHING else ([], [what])
+    return (tables_of(dataset), figures_of(dataset)) if what == EVERYTHING else ([], [what])
 
 
 def tables_of(dataset: str) -> list[str]:
@@ -112,35 +112,49 @@ def _run(tables: Sequence[str], figures: Sequence[str], request: Request, say: C
     for table in tables:
         where, sizes = request.data_path, request.codebooks
         wanted += configs(table, request.dataset, request.seeds, request.steps, data_path=where, codebooks=sizes)
-    wanted = list({config.run_id: config for config in wanted}.values())
-    todo = missing(wanted, request.library)
-    if wanted:
-        say(f"{len(wanted)} runs are needed; {len(wanted) - len(todo)} of them are done already")
-    for config in _needs(figures, request):  # pictures need the model itself, not its record alone
-        if config.run_id not in {other.run_id for other in todo}:
-            todo.append(config)
+    curves, models = _needs(figures, request)
+    todo = _once([*missing([*wanted, *curves], request.library), *missing(models, Library([request.runs]))])
+    number = len(_once([*wanted, *curves, *models]))
+    if number:
+        say(f"{number} runs are needed; {number - len(todo)} of them are done already")
     if todo and not request.quick and not torch.cuda.is_available():
         say("there is no GPU here: this takes hours a run (--quick makes a small version in minutes)")
     if todo:
         run_all(todo, request.runs, jobs=request.jobs)
 
 
-def _needs(figures: Sequence[str], request: Request) -> list[TrainConfig]:
-    if not figures:
-        return []
-    from topovq.studies.figures import needs
+def _once(wanted: Sequence[TrainConfig]) -> list[TrainConfig]:
+    return list({config.run_id: config for config in wanted}.values())
 
-    found = []
-    for name in figures:
-        for config in needs(name, dataset=request.dataset, steps=request.steps, quick=request.quick):
-            found.append(replace(config, data_path=request.data_path) if request.data_path else config)
-    return found
+
+def _needs(names: Sequence[str], request: Request) -> tuple[list[TrainConfig], list[TrainConfig]]:
+    """The runs whose records, and those whose models the figures are drawn from."""
+    if not names:
+        return [], []
+    from topovq.studies.figures import FROM_RECORDS, needs
+
+    options: dict[str, Any] = {"dataset": request.dataset, "steps": request.steps, "seeds": request.seeds}
+    options |= {"quick": request.quick, "data_path": request.data_path}
+    curves = [config for name in names if name in FROM_RECORDS for config in needs(name, **options)]
+    models = [config for name in names if name not in FROM_RECORDS for config in needs(name, **options)]
+    return curves, models
 
 
 def _draw(name: str, request: Request) -> list[Path]:
     from topovq.studies.figures import draw
 
-    return draw(name, request.runs, request.out)
+    return draw(
+        name,
+        request.runs,
+        request.out,
+        dataset=request.dataset,
+        steps=request.steps,
+        seeds=request.seeds,
+        quick=request.quick,
+        records=request.records,
+        data_path=request.data_path,
+        partial=request.partial,
+    )
 
 
 def _write(sheet: Sheet, out: Path) -> list[Path]:
