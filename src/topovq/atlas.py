@@ -37,10 +37,12 @@ class Chart:
 
 
 def charts(model: Tokenizer) -> list[Chart]:
-    """The maps of `model`, coarsest level first."""
+    """The maps of `model`, coarsest level first; none where the codes have no places (models/peers.py)."""
     quantizers: Any = model.quantizers
     found = []
     for level, (quantizer, shape) in enumerate(zip(quantizers, model.token_shapes)):
+        if not hasattr(quantizer, "grid"):
+            continue
         label = LEVEL_NAMES.get(len(quantizers), ())[level : level + 1] or (f"level {level}",)
         size = (int(shape[0]), int(shape[1]))
         for stage in range(shape[2] if len(shape) == 3 else 1):
@@ -67,9 +69,9 @@ def to_planes(tokens: Tokens) -> list[Tensor]:
 
 
 def from_planes(planes: Sequence[Tensor], maps: Sequence[Chart]) -> Tokens:
-    """The reverse of `to_planes`."""
-    levels = []
-    for _, group in itertools.groupby(zip(maps, planes, strict=True), key=lambda pair: pair[0].level):
+    """The reverse of `to_planes`; where there are no maps, a plane is a level."""
+    levels = [] if maps else list(planes)
+    for _, group in itertools.groupby(zip(maps, planes, strict=bool(maps)), key=lambda pair: pair[0].level):
         pairs = list(group)
         levels.append(pairs[0][1] if pairs[0][0].stage is None else torch.stack([plane for _, plane in pairs], -1))
     return levels[0] if len(levels) == 1 else tuple(levels)
@@ -175,5 +177,7 @@ def enlarge(cells: Tensor | np.ndarray, least: int) -> np.ndarray:
 
 def map_picture(model: Tokenizer, maps: Sequence[Chart], which: int, usual: Sequence[int] | None = None) -> np.ndarray:
     """Every code of map `which` decoded, at its place: uint8 [H, W, 4]."""
+    if not maps:
+        raise ValueError(f"the codes of quantizer {model.config['quantizer']!r} have no places, so there is no map")
     grid = maps[which].grid
     return draw(enlarge(tiles(model, maps, which, usual), 24 if grid.topology == "hexagonal" else 1), grid)

@@ -20,6 +20,7 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from topovq.data import SOURCES
+from topovq.models import MissingPackage
 from topovq.training import CheckpointError, Interrupted, MissingExtra, TrainConfig, open_data, train
 from topovq.training import evaluate as evaluate_run
 from topovq.training import info as describe_run
@@ -360,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra) as error:
+    except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra, MissingPackage) as error:
         print(f"topovq: {error}", file=sys.stderr)
         sys.exit(2)
     except (OSError, CheckpointError) as error:

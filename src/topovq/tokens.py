@@ -20,7 +20,7 @@ from topovq.data import find_images
 from topovq.data.loader import Records, reason_not_decoded
 from topovq.data.workers import begin, default_workers, signals_held_back
 from topovq.files import write_atomic
-from topovq.models import as_levels
+from topovq.models import as_levels, codes_of
 from topovq.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
 from topovq.training.distributed import join_world, pick_device
 from topovq.training.runs import load_run
@@ -62,7 +62,7 @@ def encode(
         path = shard_path(out, world.rank, world.size)
         mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)
         done, skipped = 0, {}
-        with open_writer(path, model.token_shapes, model.config["codebook_size"]) as writer:
+        with open_writer(path, model.token_shapes, codes_of(model.quantizers)) as writer:
             batches = _batches(records, mine, model.image_size, batch_size, workers)
             total = -(-len(mine) // batch_size)
             for names, batch_BCHW, bad in _shown(batches, "encoding", total, progress and world.leads):
@@ -93,7 +93,7 @@ def decode(
     shapes = model.token_shapes
     for path in token_files(Path(tokens)):
         for names, levels in _shown(read_tokens(path, batch_size), f"decoding {path.name}", None, progress):
-            _check_levels(levels, model.config["codebook_size"], shapes, path)
+            _check_levels(levels, codes_of(model.quantizers), shapes, path)
             pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
             for name, image_CHW in zip(names, pixels.cpu(), strict=True):
                 _write_png(out / image_name(name), image_CHW)

@@ -36,9 +36,14 @@ def explore(runs: Sequence[str | Path], port: int = 8765, images: Path | None = 
             door.bind((host, port))
         except (OSError, OverflowError) as error:
             raise ValueError(f"cannot listen at {host}:{port} ({error}); choose another --port, such as 0") from None
-        app = create_app(
-            [study(run, name) for run, name in zip(runs, names)], images, LOOPBACK if host in LOOPBACK else None
-        )
+        studies = [study(run, name) for run, name in zip(runs, names)]
+        for found in studies:
+            if not found.maps:
+                kind = found.model.config["quantizer"]
+                raise ValueError(
+                    f"{found.name}: the codes of quantizer {kind!r} have no places; there is no map to show"
+                )
+        app = create_app(studies, images, LOOPBACK if host in LOOPBACK else None)
         # Requests run beside each other, each on one core: waking more cores costs a small model more than it saves.
         torch.set_num_threads(1)
         shown = f"[{host}]" if ":" in host else host

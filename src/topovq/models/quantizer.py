@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from topovq.grid import Grid
+from topovq.models.peers import Peer, PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
 from topovq.neighborhood import Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
 
@@ -21,6 +22,12 @@ QUANTIZERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "som-vae": (GradientVQ, COMMITMENT | {"neighborhood": "hard"}),
     "soft": (SoftKohonenVQ, COMMITMENT),
     "residual": (ResidualVQ, COMMITMENT | {"num_quantizers": 4}),
+    # Of another library, to compare with (peers.py).
+    "vqp": (PeerVQ, {"rotation_trick": False, "kmeans_init": True, "threshold_ema_dead_code": 2}),
+    "vqp-rotation": (PeerVQ, {"rotation_trick": True}),
+    "simvq": (PeerSimVQ, {}),
+    "fsq": (PeerFSQ, {}),
+    "lfq": (PeerLFQ, {}),
 }
 FIXED = ("dim", "codebook_size", "accept_image_fmap", "accept_3d_fmap", "channel_last")  # what the model itself decides
 
@@ -41,6 +48,11 @@ def build_quantizer(kind: str, dim: int, codebook_size: int, options: dict[str, 
     return cls(dim=dim, codebook_size=codebook_size, accept_image_fmap=True, **arguments)
 
 
+def codes_of(quantizers: Any) -> int:
+    """How many codes each of a model's quantizers has: FSQ's may be more or fewer than the model was asked for."""
+    return max(quantizer.codebook_size for quantizer in quantizers)
+
+
 def check_options(kind: str, options: dict[str, Any]) -> None:
     """Refuse an unknown quantizer or option with the names that exist."""
     check_name("quantizer", kind, QUANTIZERS)
@@ -52,8 +64,10 @@ def check_options(kind: str, options: dict[str, Any]) -> None:
 
 
 def option_names(kind: str) -> list[str]:
-    """The options that `kind` takes: its own and those it hands on to KohonenVQ."""
-    signatures = [inspect.signature(cls.__init__).parameters for cls in (QUANTIZERS[kind][0], KohonenVQ)]
+    """The options that `kind` takes: its own and, if it is one of ours, those it hands on to KohonenVQ."""
+    cls = QUANTIZERS[kind][0]
+    classes = (cls,) if issubclass(cls, Peer) else (cls, KohonenVQ)
+    signatures = [inspect.signature(each.__init__).parameters for each in classes]
     names = {name for parameters in signatures for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     return sorted(names - {*FIXED, "self"})
 

@@ -49,7 +49,7 @@ def render(studies: Sequence[Study]) -> str:
         _learning(studies),
         *(_maps(s, budget) for s in studies),
         *(_reconstructions(s, budget) for s in studies),
-        *(_shifts(s, budget) for s in studies),
+        *(_shifts(s, budget) for s in studies if s.maps),
         _configuration(studies),
     ]
     return (
@@ -91,6 +91,9 @@ def _figures(s: Study) -> str:
 
 def _maps(s: Study, budget: int) -> str:
     parts = [f"<h2>{_text(s.name)}: the map</h2>"]
+    if not s.maps:
+        kind = _text(s.model.config["quantizer"])
+        return parts[0] + f'\n<p class="note">The codes of quantizer {kind} have no places, so there is no map.</p>'
     parts.append(f'<p class="note">Hits are counted over {len(s.images_BCHW)} {_text(s.source)}.</p>')
     for which, chart in enumerate(s.maps):
         grid, hits_K = chart.grid, s.hits[which]

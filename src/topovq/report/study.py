@@ -76,8 +76,8 @@ def study(run: str | Path, name: str | None = None, limit: int = LOOKED_AT) -> S
     maps = charts(model)
     hits = [torch.zeros(chart.grid.size, dtype=torch.int64) for chart in maps]
     for batch in images_BCHW.split(32):
-        for number, plane in enumerate(to_planes(model.encode(batch))):
-            hits[number] += code_counts(plane, maps[number].grid.size)
+        for hits_K, plane in zip(hits, to_planes(model.encode(batch))):
+            hits_K += code_counts(plane, len(hits_K))
     return Study(name or folder.resolve().name, model, maps, record, images_BCHW, source, hits)
 
 

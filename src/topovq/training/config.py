@@ -42,7 +42,8 @@ class TrainConfig:
     code_dim: int = 64
     """Dimensions of a code."""
     quantizer: str = "kohonen"
-    """kohonen (KSOM), ema (EMA-VQ), gradient (VQ), som-vae, soft (differentiable KSOM) or residual."""
+    """kohonen (KSOM), ema (EMA-VQ), gradient (VQ), som-vae, soft (differentiable KSOM) or residual; to compare with, of
+    vector-quantize-pytorch: vqp, vqp-rotation, simvq, fsq or lfq."""
     quantizer_options: dict[str, Any] = field(default_factory=dict)
     """Other arguments of the quantizer, such as neighborhood=gaussian tau=0.01."""
 
