@@ -93,7 +93,7 @@ def measure(
     model.train()
     assert config.learning_rate is not None
     assert config.batch_size is not None
-    optimizer = make_optimizer(model, config.learning_rate, 0.0, device, compile=compile)
+    optimizer = make_optimizer(model, config.learning_rate, 0.0, device)
     feed = open_feed(source, config.batch_size, 0, 0, world)
     pixels = config.batch_size * source.size**2
     step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph and cuda, pixels=pixels)

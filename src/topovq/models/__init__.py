@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from topovq.models.base import CONFIG_FILE, WEIGHTS_FILE, Output, Tokenizer, Tokens, as_levels
-from topovq.models.quantizer import QUANTIZERS, build_quantizer, check_name, check_options
+from topovq.models.base import CONFIG_FILE, WEIGHTS_FILE, Output, Tokenizer, Tokens, as_levels, can_be_graphed
+from topovq.models.peers import MissingPackage
+from topovq.models.quantizer import QUANTIZERS, build_quantizer, check_name, check_options, codes_of
 from topovq.models.vqvae import VQVAE
 from topovq.models.vqvae2 import VQVAE2
 
@@ -19,13 +20,16 @@ __all__ = [
     "VQVAE",
     "VQVAE2",
     "WEIGHTS_FILE",
+    "MissingPackage",
     "Output",
     "Tokenizer",
     "Tokens",
     "as_levels",
     "build_quantizer",
+    "can_be_graphed",
     "check_name",
     "check_options",
+    "codes_of",
     "load_pretrained",
 ]
 

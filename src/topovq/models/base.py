@@ -43,7 +43,10 @@ class Output(NamedTuple):
 
 
 class Tokenizer(nn.Module, HubModule):
-    """Base of VQVAE and VQVAE2: normalization, losses, tokens, saving. Subclasses give `quantize` and `reconstruct`."""
+    """Base of VQVAE and VQVAE2: normalization, losses, tokens, saving.
+
+    Subclasses give `features`, `reconstruct` and, with several levels, `descend`.
+    """
 
     kind: ClassVar[str]
     quantizers: nn.ModuleList  # one per level, coarsest first
@@ -70,9 +73,32 @@ class Tokenizer(nn.Module, HubModule):
     def _make_quantizers(self, levels: int, kind: str, dim: int, codebook_size: int, options: dict[str, Any]) -> None:
         self.quantizers = nn.ModuleList(build_quantizer(kind, dim, codebook_size, options) for _ in range(levels))
 
-    def quantize(self, x_BCHW: Tensor) -> list[Any]:
-        """Normalized images -> one (quantized, indices, loss) per level, coarsest first."""
+    # The three stretches of network between quantizers. Training compiles them one by one: what is compiled does then
+    # not depend on the quantizer, and serves every run of the same architecture.
+
+    def begin(self, x_BCHW: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Images -> (normalized images, `features` of them)."""
+        x_BCHW = self.normalize(x_BCHW)
+        return x_BCHW, self.features(x_BCHW)
+
+    def features(self, x_BCHW: Tensor) -> list[Tensor]:
+        """Normalized images -> one feature map per level, coarsest first; the first is what its quantizer takes."""
         raise NotImplementedError
+
+    def descend(self, level: int, feature: Tensor, above: Tensor) -> Tensor:
+        """What the quantizer of `level` takes, from its feature map and the codes of the level above."""
+        raise NotImplementedError
+
+    def error(self, quantized: Sequence[Tensor], x_BCHW: Tensor) -> Tensor:
+        """Mean squared error per element of what these codes reconstruct."""
+        return F.mse_loss(self.reconstruct(quantized).float(), x_BCHW)
+
+    def quantize(self, features: Sequence[Tensor]) -> list[Any]:
+        """Feature maps -> one (quantized, indices, loss) per level, coarsest first."""
+        levels = [self.quantizers[0](features[0])]
+        for level in range(1, len(self.quantizers)):
+            levels.append(self.quantizers[level](self.descend(level, features[level], levels[-1][0])))
+        return levels
 
     def reconstruct(self, quantized: Sequence[Tensor]) -> Tensor:
         """Codes [B, D, h, w] per level, coarsest first -> normalized images [B, C, H, W]."""
@@ -80,15 +106,22 @@ class Tokenizer(nn.Module, HubModule):
 
     def forward(self, x_BCHW: Tensor) -> Output:
         """Images [B, C, H, W], uint8 pixels or already normalized floats -> Output. In training mode the codes move."""
-        x_BCHW = self.normalize(x_BCHW)
-        levels = self.quantize(x_BCHW)
+        x_BCHW, features = self.begin(x_BCHW)
+        levels = self.quantize(features)
         reconstruction = self.reconstruct([level[0] for level in levels])
         reconstruction_loss = F.mse_loss(reconstruction.float(), x_BCHW)
-        quantizer_loss = torch.stack([level[2].float() for level in levels]).sum()
+        quantizer_loss = _total_loss(levels)
         loss = reconstruction_loss + quantizer_loss
         return Output(
             reconstruction, _unwrap([level[1] for level in levels]), loss, reconstruction_loss, quantizer_loss
         )
+
+    def losses(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """`loss` and `reconstruction_loss` of `forward`, with nothing else to outlive it."""
+        x_BCHW, features = self.begin(x_BCHW)
+        levels = self.quantize(features)
+        reconstruction_loss = self.error([level[0] for level in levels], x_BCHW)
+        return reconstruction_loss + _total_loss(levels), reconstruction_loss
 
     def normalize(self, x_BCHW: Tensor) -> Tensor:
         """uint8 pixels -> (pixels - mean) / std in fp32; floats are taken as normalized already."""
@@ -114,7 +147,7 @@ class Tokenizer(nn.Module, HubModule):
         training = self.training
         self.eval()
         try:
-            return _unwrap([level[1] for level in self.quantize(self.normalize(x_BCHW))])
+            return _unwrap([level[1] for level in self.quantize(self.begin(x_BCHW)[1])])
         finally:
             self.train(training)
 
@@ -158,6 +191,15 @@ class Tokenizer(nn.Module, HubModule):
 def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:
     """Tokens as a tuple of levels, also where there is one."""
     return tokens if isinstance(tokens, tuple) else (tokens,)
+
+
+def can_be_graphed(model: Tokenizer) -> bool:
+    """Whether a forward pass may be part of a CUDA graph: no quantizer waits for the device."""
+    return all(getattr(quantizer, "graphable", True) for quantizer in model.quantizers)
+
+
+def _total_loss(levels: list[Any]) -> Tensor:
+    return levels[0][2].float() if len(levels) == 1 else torch.stack([level[2].float() for level in levels]).sum()
 
 
 def _unwrap(levels: list[Tensor]) -> Tokens:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from topovq.models.thin import MULTIPLE, ThinConv, ThinConvTranspose
+
 
 class Residual(nn.Module):
     """x_BhHW -> x + conv1x1(relu(conv3x3(relu(x)))): [B, h, H, W] to the same."""
@@ -37,7 +39,7 @@ class Encoder(nn.Sequential):
         width = channels
         for halving in range(halvings(stride)):
             wider = hidden // 2 if halving == 0 else hidden
-            parts += [nn.Conv2d(width, wider, 4, stride=2, padding=1), nn.ReLU()]
+            parts += [_halve(width, wider), nn.ReLU()]
             width = wider
         parts += [nn.Conv2d(width, hidden, 3, padding=1), *residual_stack(hidden, layers, residual_hidden)]
         super().__init__(*parts)
@@ -55,14 +57,24 @@ class Decoder(nn.Sequential):
         for doubling in range(doublings):
             left = doublings - 1 - doubling
             narrower = channels if left == 0 else hidden // 2 if left == 1 else hidden
-            parts += [nn.ConvTranspose2d(width, narrower, 4, stride=2, padding=1)] + [nn.ReLU()] * (left > 0)
+            parts += [_double(width, narrower)] + [nn.ReLU()] * (left > 0)
             width = narrower
         super().__init__(*parts)
 
 
 def upsample(dim: int, stride: int) -> nn.Sequential:
     """[B, D, H, W] -> [B, D, H * stride, W * stride] by one transposed convolution per doubling."""
-    return nn.Sequential(*(nn.ConvTranspose2d(dim, dim, 4, stride=2, padding=1) for _ in range(halvings(stride))))
+    return nn.Sequential(*(_double(dim, dim) for _ in range(halvings(stride))))
+
+
+def _halve(width: int, wider: int) -> nn.Conv2d:
+    thin = width < MULTIPLE
+    return ThinConv(width, wider) if thin else nn.Conv2d(width, wider, 4, stride=2, padding=1)
+
+
+def _double(width: int, narrower: int) -> nn.ConvTranspose2d:
+    thin = narrower < MULTIPLE
+    return ThinConvTranspose(width, narrower) if thin else nn.ConvTranspose2d(width, narrower, 4, stride=2, padding=1)
 
 
 def halvings(stride: int) -> int:

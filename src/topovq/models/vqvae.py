@@ -46,8 +46,8 @@ class VQVAE(Tokenizer):
         self._make_quantizers(1, quantizer, code_dim, codebook_size, quantizer_options or {})
         self.decoder = Decoder(code_dim, channels, hidden, residual_layers, residual_hidden, stride)
 
-    def quantize(self, x_BCHW: Tensor) -> list[Any]:
-        return [self.quantizers[0](self.to_codes(self.encoder(x_BCHW)))]
+    def features(self, x_BCHW: Tensor) -> list[Tensor]:
+        return [self.to_codes(self.encoder(x_BCHW))]
 
     def reconstruct(self, quantized: Sequence[Tensor]) -> Tensor:
         return self.decoder(quantized[0])

@@ -61,18 +61,17 @@ class VQVAE2(Tokenizer):
         self.decoder = Decoder(levels * code_dim, channels, *size, strides[0])
         self._make_quantizers(levels, quantizer, code_dim, codebook_size, quantizer_options or {})
 
-    def quantize(self, x_BCHW: Tensor) -> list[Any]:
-        features = []
+    def features(self, x_BCHW: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []
         for encoder in self.encoders:
             x_BCHW = encoder(x_BCHW)
-            features.append(x_BCHW)
-        levels: list[Any] = []
-        for level in reversed(range(len(features))):
-            z = features[level]
-            if levels:
-                z = torch.cat([self.condition[level](levels[-1][0]), z], 1)
-            levels.append(self.quantizers[len(levels)](self.to_codes[level](z)))
-        return levels
+            found.append(x_BCHW)
+        found[-1] = self.to_codes[-1](x_BCHW)
+        return found[::-1]
+
+    def descend(self, level: int, feature: Tensor, above: Tensor) -> Tensor:
+        place = len(self.encoders) - 1 - level
+        return self.to_codes[place](torch.cat([self.condition[place](above), feature], 1))
 
     def reconstruct(self, quantized: Sequence[Tensor]) -> Tensor:
         *above, bottom = quantized

@@ -6,6 +6,7 @@ from topovq.training.distributed import World, join_world
 from topovq.training.evaluate import validate
 from topovq.training.interrupt import Interrupted
 from topovq.training.loop import RunResult, result_of, train
+from topovq.training.many import train_all
 from topovq.training.record import read_record
 from topovq.training.report import MissingExtra
 from topovq.training.runs import evaluate, info, load_run
@@ -26,5 +27,6 @@ __all__ = [
     "read_record",
     "result_of",
     "train",
+    "train_all",
     "validate",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topovq.metrics import perplexity, usage
-from topovq.models import Tokenizer, as_levels
+from topovq.models import Tokenizer, as_levels, can_be_graphed, codes_of
 from topovq.training.distributed import World
 
 
@@ -25,20 +26,65 @@ def validate(
     usage           the share of codes that occur at least once, likewise
     images          how many there were
     """
+    batches = source.validation(batch_size, rank=world.rank, world_size=world.size, part=part)
+    totals_4, counts_LK = _over(model, (batch.to(world.device, non_blocking=True) for batch in batches), world, bf16)
+    return _summary(totals_4, counts_LK, source, world)
+
+
+class Validation:
+    """`validate`, again and again while a model trains.
+
+    Where the data set stays on the device, so do its validation images, and from the second time on the whole pass is
+    one CUDA graph.
+    """
+
+    def __init__(self, model: Tokenizer, source: Any, batch_size: int, world: World, bf16: bool) -> None:
+        self.model, self.source, self.batch_size, self.world, self.bf16 = model, source, batch_size, world, bf16
+        alone = world.device.type == "cuda" and world.size == 1 and source.resident() is not None
+        self.stays = alone and can_be_graphed(model)
+        self.batches: list[Tensor] = []
+        self.captured: torch.cuda.CUDAGraph | None = None
+        self.figures: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, part: str | None = None) -> dict[str, float]:
+        if not self.stays or part is not None:
+            return validate(self.model, self.source, self.batch_size, self.world, bf16=self.bf16, part=part)
+        if not self.batches:  # the first time: kernels are compiled and chosen, which no graph may contain
+            self.batches = [batch.to(self.world.device) for batch in self.source.validation(self.batch_size)]
+            figures = _over(self.model, self.batches, self.world, self.bf16)
+        else:
+            if self.captured is None:
+                self.captured = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self.captured):
+                    self.figures = _over(self.model, self.batches, self.world, self.bf16)
+            self.captured.replay()
+            assert self.figures is not None
+            figures = self.figures
+        return _summary(*figures, self.source, self.world)
+
+
+def _over(model: Tokenizer, batches: Iterable[Tensor], world: World, bf16: bool) -> tuple[Tensor, Tensor]:
+    """`_figures` of all batches, on this rank."""
     totals_4 = torch.zeros(4, dtype=torch.float64, device=world.device)
     counts_LK: Tensor | None = None
     training = model.training
     model.eval()
     try:
-        for batch in source.validation(batch_size, rank=world.rank, world_size=world.size, part=part):
-            totals, counts = _figures(model, batch.to(world.device, non_blocking=True), bf16)
-            totals_4 += totals
-            counts_LK = counts if counts_LK is None else counts_LK + counts
-        if counts_LK is None:  # a rank without images still takes part in the sums
-            blank = torch.zeros(1, model.channels, model.stride, model.stride, dtype=torch.uint8, device=world.device)
-            counts_LK = torch.zeros_like(_figures(model, blank, bf16)[1])
+        with torch.autocast(world.device.type, torch.bfloat16, enabled=bf16):  # around all: weights are cast once
+            for batch in batches:
+                totals, counts = _figures(model, batch)
+                totals_4 += totals
+                counts_LK = counts if counts_LK is None else counts_LK + counts
+            if counts_LK is None:  # a rank without images still takes part in the sums
+                side = model.stride
+                blank = torch.zeros(1, model.channels, side, side, dtype=torch.uint8, device=world.device)
+                counts_LK = torch.zeros_like(_figures(model, blank)[1])
     finally:
         model.train(training)
+    return totals_4, counts_LK
+
+
+def _summary(totals_4: Tensor, counts_LK: Tensor, source: Any, world: World) -> dict[str, float]:
     world.sum(totals_4)
     world.sum(counts_LK)
     loss, quantizer_loss, pixel_error, images = totals_4.tolist()
@@ -60,15 +106,14 @@ def validate(
 
 
 @torch.no_grad()
-def _figures(model: Tokenizer, x_BCHW: Tensor, bf16: bool) -> tuple[Tensor, Tensor]:
+def _figures(model: Tokenizer, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over a batch, float64 [4] (two losses, pixel error, images), and token counts int64 [L, K]."""
-    with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=bf16):
-        output = model(x_BCHW)
+    output = model(x_BCHW)
     difference = model.to_pixels(output.reconstruction).float() - x_BCHW.float()
     means = torch.stack([output.reconstruction_loss, output.quantizer_loss, difference.square().mean()]).double()
     images = x_BCHW.shape[0]
-    totals = torch.cat([means * images, torch.tensor([float(images)], dtype=torch.float64, device=x_BCHW.device)])
-    return totals, count_tokens(output.tokens, model.config["codebook_size"])
+    totals = torch.cat([means * images, means.new_full((1,), images)])
+    return totals, count_tokens(output.tokens, codes_of(model.quantizers))
 
 
 def count_tokens(tokens: Any, codebook_size: int) -> Tensor:

@@ -8,14 +8,17 @@ The run's folder:
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 from topovq.atlas import charts, map_picture
 from topovq.files import write_atomic
@@ -23,7 +26,7 @@ from topovq.models import Tokenizer
 from topovq.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from topovq.training.config import TrainConfig
 from topovq.training.distributed import World, join_world, pick_device
-from topovq.training.evaluate import validate
+from topovq.training.evaluate import Validation
 from topovq.training.feed import open_feed
 from topovq.training.health import UsageWatch
 from topovq.training.interrupt import Interrupted, StopRequest
@@ -56,17 +59,17 @@ def train(config: TrainConfig, *, source: Any = None, quiet: bool = False) -> Ru
     """
     resolved = config.resolve(pick_device(config.device).type)
     with join_world(config.device) as world:
-        finished = _check_folder(resolved)
+        finished = check_folder(resolved)
         world.wait()  # nobody writes before everybody has looked
         if finished is not None:
             return finished
         if source is not None:
-            return _Run(resolved, source, world, quiet).train()
+            return Run(resolved, source, world, quiet).train()
         with open_data(resolved.data, resolved.data_path, resolved.image_size, resolved.workers) as opened:
-            return _Run(resolved, opened, world, quiet).train()
+            return Run(resolved, opened, world, quiet).train()
 
 
-def _check_folder(config: TrainConfig) -> RunResult | None:
+def check_folder(config: TrainConfig) -> RunResult | None:
     """Check that the run in the folder, if there is one, is this one; its result where it is finished."""
     folder = config.out
     assert folder is not None
@@ -99,14 +102,18 @@ def result_of(folder: Path) -> RunResult:
     return RunResult(folder, lines[0]["id"], final["steps"], final["best_loss"], final["seconds"], validation)
 
 
-class _Run:
-    """The state of one training run and the order in which things happen to it."""
+class Run:
+    """The state of one training run and the order in which things happen to it.
 
-    def __init__(self, config: TrainConfig, source: Any, world: World, quiet: bool) -> None:
+    `at_once` is how many runs share the device, which the record says since it explains their speed.
+    """
+
+    def __init__(self, config: TrainConfig, source: Any, world: World, quiet: bool, at_once: int = 1) -> None:
         assert config.out is not None
         assert config.batch_size is not None
         assert config.learning_rate is not None
         self.config, self.source, self.world, self.folder = config, source, world, config.out
+        self.at_once = at_once
         self.batch_size = config.batch_size
         self.record = Record(self.folder / RECORD_FILE)
         self.quiet = quiet or not world.leads
@@ -114,41 +121,75 @@ class _Run:
         model = config.build_model(source.size, source.mean, source.std)
         self.model: Tokenizer = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
-        self.optimizer = make_optimizer(
-            self.model, config.learning_rate, config.weight_decay, world.device, compile=bool(config.compile)
-        )
+        self.optimizer = make_optimizer(self.model, config.learning_rate, config.weight_decay, world.device)
         self.step, self.seconds, self.best = 0, 0.0, float("inf")
         self.validation: dict[str, float] = {}
         self.skipped = 0.0
         self.shown_BCHW: torch.Tensor | None = None
 
     def train(self) -> RunResult:
-        self._begin()
-        feed = open_feed(self.source, self.batch_size, self.config.seed, self.step, self.world)
-        take_step = TrainStep(
-            self.model,
-            self.optimizer,
-            feed,
-            self.world,
-            clip=self.config.clip,
-            bf16=self.config.precision == "bf16",
-            compile=bool(self.config.compile),
-            pixels=self.batch_size // self.world.size * self.source.size**2,
-        )
-        title = self.config.quantizer
-        reporter = Reporter(title, self.config.steps, self.step, self.batch_size, self._loggers(), self.quiet)
-        reporter.skipped = self.skipped  # what was warned of before is not news
-        reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
-        with reporter, StopRequest() as stop, fastest_convolutions():
-            if self.step:
-                reporter.say(f"continuing {self.folder} at step {self.step:,}")
-            try:
-                self._loop(take_step, reporter, stop)
-            finally:
-                take_step.close()
-        return self._finish()
+        with StopRequest() as stop, fastest_convolutions():
+            steps = self.steps(stop)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
 
-    def _loop(self, take_step: TrainStep, reporter: Reporter, stop: StopRequest) -> None:
+    def steps(self, stop: StopRequest) -> Generator[None, None, RunResult]:
+        """The run, which pauses after every step it has put on the device, so that others may put theirs there."""
+        with self._alone():
+            self._begin()
+            feed = open_feed(self.source, self.batch_size, self.config.seed, self.step, self.world)
+            bf16 = self.config.precision == "bf16"
+            take_step = TrainStep(
+                self.model,
+                self.optimizer,
+                feed,
+                self.world,
+                clip=self.config.clip,
+                bf16=bf16,
+                compile=bool(self.config.compile),
+                pixels=self.batch_size // self.world.size * self.source.size**2,
+            )
+            self.validate = Validation(self.model, self.source, self.batch_size, self.world, bf16)
+            title = self.config.quantizer
+            reporter = Reporter(title, self.config.steps, self.step, self.batch_size, self._loggers(), self.quiet)
+            reporter.skipped = self.skipped  # what was warned of before is not news
+            reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
+            reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
+            with reporter:
+                if self.step:
+                    reporter.say(f"continuing {self.folder} at step {self.step:,}")
+                try:
+                    yield from self._loop(take_step, reporter, stop)
+                finally:
+                    take_step.close()
+            return self._finish()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the run's folder: two processes never write one record."""
+        if not self.world.leads:
+            yield
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"cannot make the run's folder {self.folder}: {error.strerror}") from error
+        lock = FileLock(self.folder / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise RuntimeError(
+                f"another process is training in {self.folder}; wait for it or choose another --out"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _loop(self, take_step: TrainStep, reporter: Reporter, stop: StopRequest) -> Generator[None, None, None]:
         config = self.config
         began = time.monotonic() - self.seconds
         figures = _Figures(reporter)
@@ -179,19 +220,17 @@ class _Run:
                     f"stopped at step {self.step:,} of {config.steps:,}; the checkpoint is in {self.folder}: "
                     "the same command with --resume continues",
                 )
+            yield
 
     def _begin(self) -> None:
         """Load the newest checkpoint, or start the record."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"cannot make the run's folder {self.folder}: {error.strerror}") from error
         config = {
             "id": self.config.run_id,
             **self.config.as_dict(),
             **{f"source_{name}": value for name, value in self.source.describe().items()},
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **environment(self.world.device, self.world.size),
+            "at_once": self.at_once,
         }
         whole = checkpoints(self.folder)
         if whole:
@@ -238,14 +277,10 @@ class _Run:
         self.world.wait()
 
     def _validate(self, reporter: Reporter) -> None:
-        def over(part: str | None) -> dict[str, float]:
-            bf16 = self.config.precision == "bf16"
-            return validate(self.model, self.source, self.batch_size, self.world, bf16=bf16, part=part)
-
-        self.validation = over(None)
+        self.validation = self.validate()
         parts = getattr(self.source, "parts", ())
         if len(parts) > 1:
-            self.validation |= {f"loss_{part}": over(part)["loss"] for part in parts}
+            self.validation |= {f"loss_{part}": self.validate(part)["loss"] for part in parts}
         self.best = min(self.best, self.validation["loss"])
         if self.world.leads:
             timing = {"seconds": round(self.seconds, 3), "images_per_second": round(reporter.speed, 1)}

@@ -6,6 +6,7 @@ Nothing here waits for the device. Losses are added up on the device; `read` sta
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
@@ -16,26 +17,25 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from topovq.health import Health, as_health
-from topovq.models import Tokenizer
+from topovq.models import Tokenizer, can_be_graphed
 from topovq.training.distributed import World
 from topovq.training.feed import Feed
 
 WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
 LARGE = 2**20  # pixels of a batch from which on its activations are what fills the memory
 SHARE = 0.85  # of the activations that a compiled step then keeps; what is cheap to compute again goes first
+PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/base.py)
 
 
 def make_optimizer(
-    model: nn.Module, learning_rate: float, weight_decay: float, device: torch.device, *, compile: bool = False
+    model: nn.Module, learning_rate: float, weight_decay: float, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW as one kernel: torch's own, or (`compile`) what the compiled step makes of it and of the clipping."""
     return torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad],
         learning_rate,
         weight_decay=weight_decay,
         capturable=device.type == "cuda",
-        foreach=True if compile else None,
-        fused=not compile,
+        fused=True,
     )
 
 
@@ -56,7 +56,7 @@ class TrainStep:
     def __init__(
         self,
         model: Tokenizer,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.AdamW,
         feed: Feed,
         world: World,
         *,
@@ -70,15 +70,24 @@ class TrainStep:
         self.model, self.optimizer, self.feed, self.world = model, optimizer, feed, world
         self.clip, self.bf16 = clip, bf16
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        # DDP hooks into the backward pass from the host, so several processes run without the graph.
-        self.graphed = world.device.type == "cuda" and world.size == 1 if graph is None else graph
-        network: nn.Module = _Losses(model)
-        self.update: Callable[[Tensor, Tensor, Tensor], None] = self._update
+        # DDP hooks into the backward pass from the host, so several processes run without the graph; so do quantizers
+        # of others that wait for the device.
+        able = can_be_graphed(model)
+        self.graphed = world.device.type == "cuda" and world.size == 1 and able if graph is None else graph
+        self.network = working_copy(model) if self.graphed and bf16 else model
+        self.fused: Any = None
+        if self.graphed:
+            from topovq.training.adamw import ClippedAdamW  # needs Triton
+
+            working = [p for p in self.network.parameters() if p.requires_grad]
+            self.fused = ClippedAdamW(optimizer, working, clip)
         self.share = SHARE if pixels > LARGE else 1.0
-        if compile:
-            network = cast(nn.Module, torch.compile(network))
-            self.update = torch.compile(self._update)
-        self.forward: Callable[[Tensor], Any] = _distribute(network) if world.size > 1 else network
+        self.compiled = compile and able
+        if self.compiled:
+            for part in PARTS:
+                setattr(self.network, part, torch.compile(getattr(self.network, part)))
+        losses = _Losses(self.network)
+        self.forward: Callable[[Tensor], Any] = _distribute(losses) if world.size > 1 else losses
         self.sums_3 = torch.zeros(3, device=world.device)  # loss, reconstruction loss, steps
         self.one = torch.ones((), device=world.device)
         self.captured: torch.cuda.CUDAGraph | None = None
@@ -97,18 +106,17 @@ class TrainStep:
         self.done += 1
 
     def _step(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.network.parameters():
+            parameter.grad = None
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
             loss, reconstruction_loss = self.forward(self.feed.batch())
         loss.backward()
-        # Outside of what is compiled: torch has one kernel for all norms, the compiler makes one for each.
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        self.update(norm, loss.detach(), reconstruction_loss.detach())
-
-    def _update(self, norm: Tensor, loss: Tensor, reconstruction_loss: Tensor) -> None:
-        nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
-        self.optimizer.step()
-        self.sums_3 += torch.stack([loss, reconstruction_loss, self.one])
+        if self.fused is not None:
+            self.fused.step(self.sums_3, loss.detach(), reconstruction_loss.detach())
+        else:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            self.optimizer.step()
+            self.sums_3 += torch.stack([loss.detach(), reconstruction_loss.detach(), self.one])
 
     def _step_aside(self) -> None:
         """A step on a side stream, as capture wants it; the last of them also captures (which runs nothing)."""
@@ -129,6 +137,9 @@ class TrainStep:
         """Let go of the graph's memory and of DDP, which holds the process group."""
         self.captured = None
         self.forward = self.model
+        if self.compiled:
+            for part in PARTS:
+                delattr(self.network, part)
 
     def read(self) -> Reading:
         """Start copying this interval's figures to the host and begin a new interval."""
@@ -147,16 +158,25 @@ def _distribute(network: nn.Module) -> DistributedDataParallel:
     return DistributedDataParallel(network, **options)
 
 
+def working_copy(model: Tokenizer) -> Tokenizer:
+    """The model with the same quantizers and its convolutions in bf16: what autocast would make of it at every step."""
+    copied = copy.deepcopy(model, {id(model.quantizers): model.quantizers})
+    for module in copied.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            for parameter in module.parameters():
+                parameter.data = parameter.data.bfloat16()
+    return copied
+
+
 class _Losses(nn.Module):
-    """The model with nothing but its losses as output, so that nothing else outlives the forward pass."""
+    """The model as a module whose output is its losses, for DDP."""
 
     def __init__(self, model: Tokenizer) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        output = self.model(x_BCHW)
-        return output.loss, output.reconstruction_loss
+        return self.model.losses(x_BCHW)
 
 
 class Reading:
