@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from topovq.studies.targets import targets
 from topovq.training import TrainConfig
 
 EVERYTHING = "all"
+MOST_QUICK_JOBS = 4  # processes of the quick version: each takes seconds to start
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,9 @@ def _run(tables: Sequence[str], figures: Sequence[str], request: Request, say: C
     if todo and not request.quick and not torch.cuda.is_available():
         say("there is no GPU here: this takes hours a run (--quick makes a small version in minutes)")
     if todo:
-        run_all(todo, request.runs, jobs=request.jobs)
+        jobs = request.jobs or (min(os.cpu_count() or 1, MOST_QUICK_JOBS) if request.quick else None)
+        with contextlib.redirect_stdout(sys.stderr):  # progress; another program may read what we make
+            run_all(todo, request.runs, jobs=jobs)
 
 
 def _once(wanted: Sequence[TrainConfig]) -> list[TrainConfig]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from topovq.studies.library import Library, resolved
-from topovq.training import Interrupted, RunResult, TrainConfig, train
+from topovq.training import Interrupted, RunResult, TrainConfig, train_all
 
 
 def folder_of(config: TrainConfig, runs: Path) -> Path:
@@ -32,7 +32,7 @@ def run_all(
 ) -> list[RunResult]:
     """Train those that RUNS does not hold finished, several at once; after a stop, the same call goes on."""
     try:
-        return [train(config, quiet=quiet, source=source) for config in in_folders(configs, runs)]
+        return train_all(in_folders(configs, runs), jobs=jobs, quiet=quiet, source=source)
     except Interrupted as stopped:
         raise Interrupted(
             stopped.exit_code - 128, f"stopped, with checkpoints in {runs}: the same command continues"
