@@ -179,6 +179,7 @@ class Operations(TorchDispatchMode):
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2"}  # whose results only the device knows
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a")  # of theirs, that is cached
 @pytest.mark.parametrize("kind", ["simvq", "fsq", "lfq"])
 def test_those_that_say_so_wait_for_no_device_and_compile(kind: str) -> None:
     vq = peer(kind)

@@ -35,7 +35,7 @@ def watch(quantizers: list[Any] | None = None, kind: str = "ema", **options: Any
 
 
 def test_it_says_the_numbers_and_what_to_do() -> None:
-    text = watch().look(1_200, [health(0.031)])
+    text = watch().look(1_200, [health(0.031, tokens=101_234)])
     assert text is not None
     for part in (
         "step 1,200",

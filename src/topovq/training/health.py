@@ -51,7 +51,8 @@ class UsageWatch:
         where = f" of level {level}" if len(self.quantizers) > 1 else ""
         return (
             f"step {step:,}: {health.usage:.1%} of the {size:,} codes{where} are in use; {health.dead_codes:,} were "
-            f"chosen by none of the last {health.tokens:,} tokens. {advice(self.kind, self.options, size)}"
+            f"chosen by none of the last {_rounded(health.tokens):,} tokens or so. "
+            + advice(self.kind, self.options, size)
         )
 
 
@@ -66,6 +67,11 @@ def advice(kind: str, options: dict[str, Any], codebook_size: int) -> str:
     else:
         first = "train for more --steps, in which the neighborhood spreads the codes over the data"
     return f"What helps: {first}; or a smaller --codebook-size, if the data has no use for {codebook_size:,} codes."
+
+
+def _rounded(number: int) -> int:
+    """Two digits of it."""
+    return round(number, 2 - len(str(number)))
 
 
 def _width(quantizer: Any, step: int) -> float:
