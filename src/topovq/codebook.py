@@ -194,7 +194,7 @@ class Codebook(nn.Module):
             sums_KD,
             counts_K,
             self.neighborhood.grid,
-            self.neighborhood.kernel(self.step),
+            self.neighborhood.course,
             decay=self.decay,
             eps=self.eps,
             update_empty=self.update_empty,

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from topovq.grid import Grid
-from topovq.ops.kernel import Kernel
+from topovq.ops.kernel import Course, Kernel, falling
 from topovq.ops.smooth import smooth
 
 NEIGHBORHOODS = ("none", "hard", "gaussian", "exponential")
@@ -78,17 +78,7 @@ class Schedule:
 
     def __call__(self, step: Tensor) -> Tensor:
         """The value at `step` (int64, 0-dim), float64 on its device."""
-        t = step.double()
-        if self.kind == "harmonic":
-            assert self.tau is not None
-            return 1 / (1 + t * self.tau)
-        assert self.start is not None
-        assert self.end is not None
-        assert self.steps is not None
-        progress = (t / self.steps).clamp(max=1)
-        if self.kind == "linear":
-            return self.start + (self.end - self.start) * progress
-        return self.start * (self.end / self.start) ** progress
+        return falling(self.kind, step, self.tau or 0.0, self.start or 0.0, self.end or 0.0, self.steps or 1)
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -117,21 +107,19 @@ class Neighborhood:
             raise ValueError(f"radius={radius!r} must be a finite number above 0")
         self.radius = radius if radius is not None else default_radius(kind, grid) if harmonic else None
 
+    @property
+    def course(self) -> Course:
+        """How width and strength follow from the step, in plain numbers."""
+        plan = self.schedule
+        return Course(self.kind, plan.kind, plan.tau or 0.0, self.widest, plan.end or 0.0, plan.steps or 1)
+
     def width(self, step: Tensor) -> Tensor:
         """Reach of the kernel in grid cells at `step`, float64, 0-dim."""
-        if self.schedule.kind != "harmonic":
-            return self.schedule(step).clamp(min=1e-6)  # a kernel of width 0 is the identity: no division by it
-        assert self.radius is not None
-        if self.kind in ("none", "hard"):
-            return torch.full_like(step, self.radius, dtype=torch.float64)
-        value = self.schedule(step)
-        return self.radius * (value.sqrt() if self.kind == "gaussian" else value)
+        return self.course.width(step)
 
     def strength(self, step: Tensor) -> Tensor:
         """Weight of the kernel off the diagonal at `step`, float64, 0-dim."""
-        if self.kind == "hard" and self.schedule.kind == "harmonic":
-            return self.schedule(step)
-        return torch.ones_like(step, dtype=torch.float64)
+        return self.course.strength(step)
 
     @property
     def widest(self) -> float:
@@ -142,9 +130,7 @@ class Neighborhood:
 
     def kernel(self, step: Tensor) -> Kernel:
         """The weights at `step` as a function of distance."""
-        if self.kind == "none":  # no weight off the diagonal, whatever its width: nothing to compute
-            return Kernel(self.kind, step, step, self.widest)
-        return Kernel(self.kind, self.width(step), self.strength(step), self.widest)
+        return self.course.at(step)
 
     def weight(self, distance: Tensor, step: Tensor | int) -> Tensor:
         """A as a function of map distance: float64, 1 at distance 0."""

@@ -3,19 +3,26 @@
 A kernel's error is judged against the plain path's own error to float64.
 """
 
+import math
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
+import triton
+import triton.language as tl
+
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.ops.accumulate import accumulate, accumulate_reference
-from topovq.ops.kernel import Kernel
+from topovq.ops.kernel import CUTOFF, Course, Kernel
 from topovq.ops.nearest import METRICS, nearest
 from topovq.ops.quantize import Choice, quantize
-from topovq.ops.smooth import method, smooth, step_table
+from topovq.ops.smooth import method, smooth, smooth_reference
+from topovq.ops.triton_course import course_constants, width_and_strength
 from topovq.ops.triton_search import backward_triton, nearest_triton, quantize_triton
+from topovq.ops.triton_smooth import LARGE, SMALL, smooth_triton, tile
 from topovq.ops.triton_stats import accumulate_triton
 from topovq.ops.triton_update import update_triton
 from topovq.ops.update import update
@@ -55,29 +62,20 @@ def kernel_backward(*arguments: torch.Tensor) -> torch.Tensor:
     return backward_triton(*(argument.to(DEVICE) for argument in arguments)).cpu()
 
 
-def kernel_update(state: list[torch.Tensor], grid: Grid, kernel: Kernel, **rule: float | bool) -> None:
+def kernel_smooth(
+    sums: torch.Tensor, counts: torch.Tensor, grid: Grid, width: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    at = torch.tensor(width, dtype=torch.float64, device=DEVICE)
+    sums, counts = smooth_triton(sums.to(DEVICE), counts.to(DEVICE), grid, None, at)
+    return sums.cpu(), counts.cpu()
+
+
+def kernel_update(state: list[torch.Tensor], grid: Grid, course: Course, **rule: float | bool) -> None:
     """Change (codes, sums, counts, hits, step, frozen) by the sums and counts of a batch that follow them."""
-    book, (batch_sums, batch_counts) = [part.to(DEVICE) for part in state[:6]], state[6:]
-    steps, lengths = torch.empty(0, 3, dtype=torch.int32), torch.empty(0, dtype=torch.float64)
-    smooth_sums, smooth_counts = batch_sums, batch_counts
-    if method(grid, kernel) == "box":
-        steps, lengths = step_table(grid, kernel.widest, torch.device("cpu"))
-    else:
-        smooth_sums, smooth_counts = smooth(batch_sums, batch_counts, grid, kernel)
-    statistics = (
-        smooth_sums.contiguous(),
-        smooth_counts.contiguous(),
-        batch_counts,
-        steps,
-        lengths,
-        kernel.width,
-        kernel.strength,
-    )
-    update_triton(
-        *book, *(part.to(DEVICE) for part in statistics), grid.shape, grid.wrap, grid.topology == "hexagonal", **rule
-    )
-    for part, moved in zip(state, book):
-        part.copy_(moved)
+    moved = [part.to(DEVICE) for part in state]
+    update_triton(*moved, grid, course, **rule)
+    for part, new in zip(state[:6], moved):
+        part.copy_(new)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -318,6 +316,106 @@ def test_the_gradient_of_quantize(dtype):
     torch.testing.assert_close(got.double(), expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
 
 
+# course and smooth: width and strength at a step, and the Gaussian over a grid, one axis at a time
+
+
+@triton.jit
+def _course_kernel(
+    step_ptr, out_ptr,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr,
+    TAU: tl.constexpr, START: tl.constexpr, END: tl.constexpr, STEPS: tl.constexpr, LOG_RATIO: tl.constexpr,
+):  # fmt: skip
+    width, strength = width_and_strength(step_ptr, KIND, SCHEDULE, TAU, START, END, STEPS, LOG_RATIO)
+    tl.store(out_ptr, width)
+    tl.store(out_ptr + 1, strength)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule.harmonic(0.1),
+        Schedule.harmonic(0),
+        Schedule.linear(3.7, 0, 11),
+        Schedule.exponential(32, 0.3, 15_000),
+        Schedule.exponential(2, 2, 5),
+    ],
+    ids=lambda schedule: f"{schedule.kind}-{schedule.tau}-{schedule.start}",
+)
+@pytest.mark.parametrize("kind", ["hard", "gaussian", "exponential"])
+def test_width_and_strength_are_those_of_the_schedule_in_float64(kind, schedule):
+    neighborhood = Neighborhood(kind, Grid((4, 5)), schedule=schedule)
+    for t in (0, 1, 7, 11, 12, 14_999, 10**6, 2**40):
+        step = torch.tensor(t)
+        out = torch.empty(2, dtype=torch.float64, device=DEVICE)
+        _course_kernel[(1,)](step.to(DEVICE), out, **course_constants(neighborhood.course))
+        expected = [neighborhood.width(step).item(), neighborhood.strength(step).item()]
+        assert out.tolist() == pytest.approx(expected, rel=1e-14)
+
+
+SMOOTHED = [
+    Grid(1),
+    Grid(2),
+    Grid(2, wrap=True),
+    Grid(3, wrap=True),
+    Grid(37),
+    Grid(70, wrap=True),
+    Grid((1, 5)),
+    Grid((5, 1)),
+    Grid((9, 20)),
+    Grid((16, 32)),
+    Grid((17, 33), wrap=True),
+    Grid((5, 4), wrap=(False, True)),
+    Grid((6, 3), wrap=(True, False)),
+    Grid((3, 4, 5)),
+    Grid((3, 17, 4), wrap=(True, False, True)),
+]
+
+
+@pytest.mark.parametrize("width", [0.05, 0.3, 1.0, 2.7, 100.0])
+@pytest.mark.parametrize("grid", SMOOTHED, ids=str)
+def test_smooth(grid, width):
+    sums, counts = noise(grid.size, 33 if grid.size < 100 else 1), (torch.arange(grid.size) % 4 % 3).float()
+    at = Kernel("gaussian", *torch.tensor([width, 1.0], dtype=torch.float64), widest=width)
+    exact = smooth_reference(sums.double(), counts.double(), grid, at)
+    for got, plain, true in zip(kernel_smooth(sums, counts, grid, width), smooth(sums, counts, grid, at), exact):
+        assert got.dtype == torch.float32
+        error, plain_error = (each.double().sub(true).abs().max() for each in (got, plain))
+        assert error <= 2 * plain_error + 5e-7 * true.abs().max()
+
+
+@pytest.mark.parametrize("grid", [Grid((130, 3), wrap=True), Grid((2, 70))], ids=str)
+def test_smooth_with_large_tiles(monkeypatch, grid):
+    # Full tiles of 64 places and one that is not.
+    monkeypatch.setattr("topovq.ops.triton_smooth.PROGRAMS", 0)
+    assert tile(max(grid.shape), 3, 2) == LARGE
+    sums, counts = noise(grid.size, 5), noise(grid.size).abs()
+    for width in (0.3, 4.0, 200.0):
+        at = Kernel("gaussian", *torch.tensor([width, 1.0], dtype=torch.float64), widest=width)
+        exact = smooth_reference(sums.double(), counts.double(), grid, at)
+        for got, true in zip(kernel_smooth(sums, counts, grid, width), exact):
+            assert got.double().sub(true).abs().max() <= 1e-6 * true.abs().max()
+
+
+def test_tiles_fill_a_device():
+    # 512 codes of 64 dimensions: 64 programs along each axis; 262,144: large tiles.
+    assert tile(16, 32 * 64, 1) == tile(32, 64, 16) == SMALL
+    assert tile(512, 512 * 64, 1) == tile(512, 64, 512) == LARGE
+    assert tile(8, 2**20, 1) == SMALL  # a tile of 64 places would be empty but for 8
+
+
+def test_smooth_cuts_off_where_weights_are_none():
+    # Width 2: exp(-r^2 / 4) is 1.6e-9 at a distance of 9 and 1.4e-11 at 10.
+    counts = torch.zeros(40)
+    counts[20] = 1
+    sums, smoothed = kernel_smooth(counts[:, None], counts, Grid(40), 2.0)
+    expected = torch.exp(-((torch.arange(40.0) - 20) ** 2) / 4)
+    assert smoothed[11].item() == pytest.approx(math.exp(-81 / 4), rel=1e-5)
+    assert math.exp(-100 / 4) < CUTOFF < math.exp(-81 / 4)
+    assert smoothed[10].item() == smoothed[30].item() == 0
+    torch.testing.assert_close(smoothed[11:30], expected[11:30], rtol=1e-5, atol=0)
+    assert torch.equal(sums[:, 0], smoothed)
+
+
 # update: smoothing and the mini-batch rule in one pass
 
 RULE = {"decay": 0.75, "eps": 1e-5, "update_empty": True, "carried": True, "cosine": False}
@@ -332,16 +430,16 @@ def book_state(size: int, d: int, dtype: torch.dtype = torch.float32) -> list[to
     return [codes, sums, counts, hits, torch.tensor(7), torch.arange(size) % 5 == 4, batch_sums, batch_counts]
 
 
-def assert_update_as_good_as_plain(grid: Grid, kernel: Kernel, d: int = 4, **changes: float | bool) -> None:
+def assert_update_as_good_as_plain(grid: Grid, course: Course, d: int = 4, **changes: float | bool) -> None:
     rule = {**RULE, **changes}
     kernel_state, plain, exact = (
         book_state(grid.size, d),
         book_state(grid.size, d),
         book_state(grid.size, d, torch.float64),
     )
-    kernel_update(kernel_state, grid, kernel, **rule)
-    update(*plain, grid, kernel, **rule)
-    update(*exact, grid, kernel, **rule)
+    kernel_update(kernel_state, grid, course, **rule)
+    update(*plain, grid, course, **rule)
+    update(*exact, grid, course, **rule)
     for name, got, near, truth in zip(
         ("codes", "sums", "counts", "hits", "step", "frozen"), kernel_state, plain, exact
     ):
@@ -371,20 +469,27 @@ def assert_update_as_good_as_plain(grid: Grid, kernel: Kernel, d: int = 4, **cha
     ids=str,
 )
 def test_update_with_a_window(grid):
-    kernel = Neighborhood("hard", grid).kernel(torch.tensor(7))
-    assert method(grid, kernel) == "box"
-    assert_update_as_good_as_plain(grid, kernel)
-    wider = Neighborhood("hard", grid, schedule=Schedule.linear(2.3, 1, 10)).kernel(torch.tensor(3))
-    assert_update_as_good_as_plain(grid, wider)
+    course = Neighborhood("hard", grid).course
+    assert method(grid, course) == "box"
+    assert_update_as_good_as_plain(grid, course)
+    assert_update_as_good_as_plain(grid, Neighborhood("hard", grid, schedule=Schedule.linear(2.3, 1, 10)).course)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule.harmonic(0.1), Schedule.linear(3, 0.2, 10), Schedule.exponential(9, 0.3, 8)], ids=str
+)
+@pytest.mark.parametrize("grid", [Grid(1), Grid(19), Grid((7, 18), wrap=(True, False)), Grid((3, 4, 5))], ids=str)
+def test_update_with_a_gaussian(grid, schedule):
+    for update_empty in (True, False):
+        course = Neighborhood("gaussian", grid, schedule=schedule).course
+        assert_update_as_good_as_plain(grid, course, update_empty=update_empty)
 
 
 @pytest.mark.parametrize("kind", ["none", "gaussian", "exponential"])
 def test_update_with_statistics_that_are_smoothed_before(kind):
     grid = Grid((4, 9))
     for update_empty in (True, False):  # without a neighborhood half of the codes receive nothing
-        assert_update_as_good_as_plain(
-            grid, Neighborhood(kind, grid).kernel(torch.tensor(7)), update_empty=update_empty
-        )
+        assert_update_as_good_as_plain(grid, Neighborhood(kind, grid).course, update_empty=update_empty)
 
 
 @pytest.mark.parametrize("d", [1, 3, 64, 100])
@@ -393,8 +498,8 @@ def test_update_with_statistics_that_are_smoothed_before(kind):
 @pytest.mark.parametrize("cosine", [True, False])
 def test_update_in_every_form_of_the_rule(d, update_empty, carried, cosine):
     grid = Grid((3, 5))
-    kernel = Neighborhood("hard", grid).kernel(torch.tensor(7))
-    assert_update_as_good_as_plain(grid, kernel, d, update_empty=update_empty, carried=carried, cosine=cosine)
+    course = Neighborhood("hard", grid).course
+    assert_update_as_good_as_plain(grid, course, d, update_empty=update_empty, carried=carried, cosine=cosine)
 
 
 def test_update_by_hand():
@@ -402,8 +507,8 @@ def test_update_by_hand():
     codes, counts, hits, step = torch.tensor([[0.0], [2.0], [6.0]]), torch.ones(3), torch.zeros(3), torch.tensor(10)
     book = [codes, codes.clone(), counts, hits, step, torch.zeros(3, dtype=torch.bool)]
     batch = [torch.tensor([[-1.0], [4.0], [8.0]]), torch.tensor([1.0, 2.0, 1.0])]
-    kernel = Neighborhood("hard", Grid(3)).kernel(step)
-    kernel_update(book + batch, Grid(3), kernel, **{**RULE, "update_empty": False})
+    course = Neighborhood("hard", Grid(3)).course
+    kernel_update(book + batch, Grid(3), course, **{**RULE, "update_empty": False})
     torch.testing.assert_close(codes, torch.tensor([[0.2], [2.25], [5.6]]))
     assert counts.tolist() == [1.25, 1.5, 1.25]
     assert hits.tolist() == [0.25, 0.5, 0.25]
@@ -415,6 +520,6 @@ def test_update_from_nothing_changes_nothing():
     state, before = book_state(15, 4), book_state(15, 4)
     for tensor in state[6:]:
         tensor.zero_()
-    kernel_update(state, grid, Neighborhood("hard", grid).kernel(torch.tensor(7)), **RULE)
+    kernel_update(state, grid, Neighborhood("hard", grid).course, **RULE)
     for got, was in zip(state[:6], before):
         assert torch.equal(got, was)

@@ -5,7 +5,8 @@ A_jk = strength * kernel(dist / width), A_kk = 1.
 
 Four ways, each for what it does best; `method` chooses from the shapes alone, never from a value on the device:
     box        shifted copies added up: `hard` with a small radius (the paper's 3 x 3 window)
-    separable  one n x n matrix per axis: `gaussian`, exp(-(a^2 + b^2)) = exp(-a^2) exp(-b^2)
+    separable  one n x n matrix per axis: `gaussian`, exp(-(a^2 + b^2)) = exp(-a^2) exp(-b^2); on CUDA without the
+               matrix, and without weights below CUTOFF (triton_smooth.py)
     dense      the K x K matrix itself, up to DENSE codes, for what is neither
     fft        convolution over the grid in float64, for what is neither and larger (ops/convolve.py). Its error is at
                most CUTOFF of the whole batch per code; smaller results are set to exactly 0, so that no count is
@@ -23,14 +24,14 @@ from torch import Tensor
 
 from topovq.grid import ROW_HEIGHT, Grid
 from topovq.ops.convolve import convolve
-from topovq.ops.kernel import Kernel
+from topovq.ops.kernel import Course, Kernel
 
 DENSE = 1024  # codes up to which the matrix itself is used: 4 MiB
 LONGEST_AXIS = 2048  # axes up to which a matrix per axis is used: 16 MiB
 MOST_SHIFTS = 32  # shifted copies up to which adding them beats a transform
 
 
-def method(grid: Grid, kernel: Kernel) -> str:
+def method(grid: Grid, kernel: Kernel | Course) -> str:
     """Which of the four ways smooths this kernel over this grid ("none" where there is nothing to do)."""
     if kernel.kind == "none":
         return "none"
@@ -45,6 +46,9 @@ def smooth(sums_KD: Tensor, counts_K: Tensor, grid: Grid, kernel: Kernel) -> tup
     """(A^T sums, A^T counts), in the type of the statistics."""
     if kernel.kind == "none":
         return sums_KD, counts_K
+    on_cuda = sums_KD.is_cuda and sums_KD.dtype == counts_K.dtype == torch.float32
+    if on_cuda and grid.topology == "rectangular" and method(grid, kernel) == "separable":
+        return _smooth_gaussian(sums_KD, counts_K, list(grid.shape), list(grid.wrap), kernel.width)
     stats_KC = _smooth(
         torch.cat([sums_KD, counts_K[:, None]], 1),
         list(grid.shape), list(grid.wrap), grid.topology, kernel.kind, kernel.width, kernel.strength, kernel.widest,
@@ -81,6 +85,26 @@ def _smooth(
 @_smooth.register_fake
 def _(stats_KC: Tensor, *_: object) -> Tensor:
     return torch.empty_like(stats_KC)
+
+
+@torch.library.custom_op("topovq::smooth_gaussian", mutates_args=())
+def _smooth_gaussian(
+    sums_KD: Tensor, counts_K: Tensor, shape: list[int], wrap: list[bool], width: Tensor
+) -> tuple[Tensor, Tensor]:
+    from topovq.ops.triton_smooth import smooth_triton
+
+    if counts_K.numel() == 1:
+        return sums_KD.clone(), counts_K.clone()
+    grid = Grid(tuple(shape), wrap=tuple(wrap))
+    return smooth_triton(sums_KD.contiguous(), counts_K.contiguous(), grid, None, width)
+
+
+@_smooth_gaussian.register_fake
+def _(sums_KD: Tensor, counts_K: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return (
+        torch.empty_like(sums_KD, memory_format=torch.contiguous_format),
+        torch.empty_like(counts_K, memory_format=torch.contiguous_format),
+    )
 
 
 def smooth_reference(sums_KD: Tensor, counts_K: Tensor, grid: Grid, kernel: Kernel) -> tuple[Tensor, Tensor]:

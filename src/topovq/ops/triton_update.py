@@ -1,6 +1,7 @@
 """Smoothing and moving the codes on CUDA: two launches, whatever the neighborhood's window.
 
-Legend: K codes, D dimensions, M steps on the map (0 where the statistics are smoothed already).
+Legend: K codes, D dimensions, M steps on the map (0 where there is no window, or the statistics are smoothed already:
+`gaussian` in one more launch per axis, see triton_smooth.py).
     counts   c~ = c + sum_m weight(length_m) c_{k + step_m};   N = decay N + beta c~
     codes    S~ likewise;   m = decay m + beta S~;   w = m / N~   (codebook.py)
 """
@@ -12,6 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from topovq.grid import Grid
+from topovq.ops.kernel import Course
+from topovq.ops.smooth import method, smooth, step_table
+from topovq.ops.triton_course import course_constants, width_and_strength
+from topovq.ops.triton_smooth import smooth_triton
 from topovq.ops.triton_stats import on_device
 
 COUNTS = 1024  # codes per program of the first launch
@@ -42,24 +48,30 @@ def _neighbor(
 
 
 @triton.jit
-def _weight(length_ptr, width_ptr, strength_ptr):
+def _weight(length_ptr, width, strength):
     """The weight of a step in the `hard` neighborhood (ops/kernel.py)."""
-    within = tl.load(length_ptr) <= tl.load(width_ptr) + 1e-9
-    return tl.where(within, tl.load(strength_ptr), 0.0).to(tl.float32)
+    return tl.where(tl.load(length_ptr) <= width + 1e-9, strength, 0.0).to(tl.float32)
 
 
 @triton.jit
 def _counts_kernel(
-    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, width_ptr, strength_ptr,
+    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr, now_ptr,
     K, M, n0, n1, n2, decay,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr,
+    TAU: tl.constexpr, START: tl.constexpr, END: tl.constexpr, STEPS: tl.constexpr, LOG_RATIO: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.load(batch_ptr + code, code < K, 0.0)
-    for m in range(M):
-        place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
-        weight = _weight(lengths_ptr + m, width_ptr, strength_ptr)
-        batch += weight * tl.load(batch_ptr + place, on & (code < K), 0.0)
+    if KIND == "hard":
+        width, strength = width_and_strength(step_ptr, KIND, SCHEDULE, TAU, START, END, STEPS, LOG_RATIO)
+        if tl.program_id(0) == 0:  # for the second launch, which moves the step
+            tl.store(now_ptr, width)
+            tl.store(now_ptr + 1, strength)
+        for m in range(M):
+            place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+            weight = _weight(lengths_ptr + m, width, strength)
+            batch += weight * tl.load(batch_ptr + place, on & (code < K), 0.0)
     tl.store(smoothed_ptr + code, batch, code < K)
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * batch
     tl.store(total_ptr + tl.program_id(0), tl.sum(tl.where(code < K, counts, 0.0), 0))
@@ -68,10 +80,10 @@ def _counts_kernel(
 
 @triton.jit
 def _codes_kernel(
-    batch_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, width_ptr, strength_ptr,
+    batch_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
     K, D, M, programs, n0, n1, n2, decay, eps,
-    UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
+    KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
     BLOCK_K: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
@@ -84,11 +96,13 @@ def _codes_kernel(
     inside = (code[:, None] < K) & (dim[None, :] < D)
     here = code[:, None].to(tl.int64) * D + dim[None, :]
     batch = tl.load(batch_ptr + here, inside, 0.0)
-    for m in range(M):
-        place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
-        there = place[:, None].to(tl.int64) * D + dim[None, :]
-        weight = _weight(lengths_ptr + m, width_ptr, strength_ptr)
-        batch += weight * tl.load(batch_ptr + there, inside & on[:, None], 0.0)
+    if KIND == "hard":
+        width, strength = tl.load(now_ptr), tl.load(now_ptr + 1)
+        for m in range(M):
+            place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+            there = place[:, None].to(tl.int64) * D + dim[None, :]
+            weight = _weight(lengths_ptr + m, width, strength)
+            batch += weight * tl.load(batch_ptr + there, inside & on[:, None], 0.0)
     received = tl.load(smoothed_ptr + code, code < K, 0.0)
     sums = decay * tl.load(sums_ptr + here, inside, 0.0) + (1 - decay) * batch
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * received
@@ -114,31 +128,47 @@ def _codes_kernel(
 
 def update_triton(
     codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, hits_K: Tensor, step: Tensor, frozen_K: Tensor,
-    batch_KD: Tensor, batch_K: Tensor, raw_K: Tensor,
-    steps_M3: Tensor, lengths_M: Tensor, width: Tensor, strength: Tensor,
-    shape: tuple[int, ...], wrap: tuple[bool, ...], hexagonal: bool,
+    batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course,
     decay: float, eps: float, update_empty: bool, carried: bool, cosine: bool,
 ) -> None:  # fmt: skip
     """Move codes, sums, counts, hits and step in place (float32, contiguous; grids of up to 3 axes)."""
     k, d = codes_KD.shape
     device = codes_KD.device
-    sizes = (1,) * (3 - len(shape)) + tuple(shape)
-    wraps = (False,) * (3 - len(wrap)) + tuple(wrap)
-    lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": hexagonal}
+    raw_K, steps_M3, lengths_M, constants = batch_K, batch_K, batch_K, course_constants(course)
+    window = 0
+    if method(grid, course) == "box":
+        steps_M3, lengths_M = step_table(grid, course.start, device)
+        window = len(lengths_M)
+    else:
+        batch_KD, batch_K = _smoothed(batch_KD, batch_K, grid, course, step)
+        constants = course_constants(Course("none", "harmonic", 0.0, 0.0, 0.0, 1))  # one kernel for all of these
+    sizes = (1,) * (3 - grid.ndim) + grid.shape
+    wraps = (False,) * (3 - grid.ndim) + grid.wrap
+    lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": grid.topology == "hexagonal"}
     programs = triton.cdiv(k, COUNTS)
     total, live = torch.empty(programs, device=device), torch.empty(programs, device=device)
+    now = torch.empty(2, device=device, dtype=torch.float64)
     smoothed_K = torch.empty_like(counts_K)
     padded = triton.next_power_of_2(d)
     block = max(1, 2048 // padded)
     with on_device(codes_KD):
         _counts_kernel[(programs,)](
-            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, lengths_M, width, strength,
-            k, len(lengths_M), *sizes, decay, BLOCK=COUNTS, **lattice,
+            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, lengths_M, step, now,
+            k, window, *sizes, decay, **constants, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
         _codes_kernel[(triton.cdiv(k, block),)](
-            batch_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, width, strength,
+            batch_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
-            k, d, len(lengths_M), programs, *sizes, decay, eps,
-            UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
+            k, d, window, programs, *sizes, decay, eps,
+            KIND=constants["KIND"], UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
             BLOCK_K=block, DP=padded, PROGRAMS=triton.next_power_of_2(programs), **lattice,
         )  # fmt: skip
+
+
+def _smoothed(batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course, step: Tensor) -> tuple[Tensor, Tensor]:
+    if course.kind == "none":
+        return batch_KD, batch_K
+    if method(grid, course) == "separable" and grid.topology == "rectangular":
+        return smooth_triton(batch_KD, batch_K, grid, course, step)
+    batch_KD, batch_K = smooth(batch_KD, batch_K, grid, course.at(step))
+    return batch_KD.contiguous(), batch_K.contiguous()

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from topovq.grid import Grid
-from topovq.ops.kernel import Kernel
-from topovq.ops.smooth import method, smooth, step_table
+from topovq.ops.kernel import Course
+from topovq.ops.smooth import smooth
 
 
 def update(
@@ -20,7 +20,7 @@ def update(
     batch_KD: Tensor,
     batch_K: Tensor,
     grid: Grid,
-    kernel: Kernel,
+    course: Course,
     *,
     decay: float,
     eps: float,
@@ -31,7 +31,8 @@ def update(
     """Move the codes, their statistics and the step by a batch's sums and counts; nothing moves for an empty batch."""
     _update(
         codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K,
-        list(grid.shape), list(grid.wrap), grid.topology, kernel.kind, kernel.width, kernel.strength, kernel.widest,
+        list(grid.shape), list(grid.wrap), grid.topology,
+        course.kind, course.schedule, course.tau, course.start, course.end, course.steps,
         decay, eps, update_empty, carried, cosine,
     )  # fmt: skip
 
@@ -52,9 +53,11 @@ def _update(
     wrap: list[bool],
     topology: str,
     kind: str,
-    width: Tensor,
-    strength: Tensor,
-    widest: float,
+    schedule: str,
+    tau: float,
+    start: float,
+    end: float,
+    steps: int,
     decay: float,
     eps: float,
     update_empty: bool,
@@ -62,25 +65,18 @@ def _update(
     cosine: bool,
 ) -> None:
     grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap))
-    kernel = Kernel(kind, width, strength, widest)
+    course = Course(kind, schedule, tau, start, end, steps)
     if codes_KD.is_cuda and codes_KD.dtype == torch.float32 and grid.ndim <= 3:
         from topovq.ops.triton_update import update_triton
 
-        if method(grid, kernel) == "box":
-            smooth_KD, smooth_K = batch_KD, batch_K
-            steps_M3, lengths_M = step_table(grid, widest, codes_KD.device)
-        else:
-            smooth_KD, smooth_K = smooth(batch_KD, batch_K, grid, kernel)
-            steps_M3, lengths_M = batch_K.new_empty(0, 3, dtype=torch.int32), batch_K.new_empty(0, dtype=torch.float64)
         update_triton(
-            codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, smooth_KD.contiguous(), smooth_K.contiguous(), batch_K,
-            steps_M3, lengths_M, width, strength, grid.shape, grid.wrap, topology == "hexagonal",
-            decay, eps, update_empty, carried, cosine,
+            codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD.contiguous(), batch_K.contiguous(),
+            grid, course, decay, eps, update_empty, carried, cosine,
         )  # fmt: skip
         return
     live = batch_K.sum() > 0
     hits_K.copy_(torch.where(live, decay * hits_K + (1 - decay) * batch_K, hits_K))
-    batch_KD, batch_K = smooth(batch_KD, batch_K, grid, kernel)
+    batch_KD, batch_K = smooth(batch_KD, batch_K, grid, course.at(step))
     sums = decay * sums_KD + (1 - decay) * batch_KD
     counts = decay * counts_K + (1 - decay) * batch_K
     moves_K = live & ~frozen_K

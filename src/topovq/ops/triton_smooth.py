@@ -1,0 +1,124 @@
+"""The Gaussian neighborhood on CUDA: one launch per axis of a rectangular grid, sums and counts in the same launch.
+
+Legend: an axis of n places. Sums and counts are [batches, n, columns] seen along it: out_i = sum_j w_|i-j| x_j, with
+w_r = exp(-r^2 / width^2). A program has BLOCK_I places times BLOCK_C columns and multiplies matrices of weights, which
+exist in registers alone, with the places within reach, BLOCK_J at a time: its work falls with the width.
+Float32 throughout; a weight below CUTOFF is none, so places beyond it receive exactly 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topovq.grid import Grid
+from topovq.ops.kernel import CUTOFF, Course
+from topovq.ops.triton_course import course_constants, width_and_strength
+from topovq.ops.triton_stats import on_device
+
+REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
+SMALL, LARGE = (16, 32, 16), (64, 64, 32)  # BLOCK_I, BLOCK_C, BLOCK_J
+PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, processors of the device would idle
+
+
+@triton.jit
+def _smooth_tile(
+    in_ptr, out_ptr, width, program, n, columns, batch_stride, place_stride, column_stride,
+    WRAP: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """One tile of out = W x. Programs that read the same places follow each other: what one read is still in cache."""
+    column_tiles = tl.cdiv(columns, BLOCK_C)
+    place_tiles = tl.cdiv(n, BLOCK_I)
+    first = program % place_tiles * BLOCK_I
+    column = (program // place_tiles) % column_tiles * BLOCK_C + tl.arange(0, BLOCK_C)
+    base = (program // place_tiles // column_tiles).to(tl.int64) * batch_stride
+    place = first + tl.arange(0, BLOCK_I)
+    along = column.to(tl.int64) * column_stride
+    reach = tl.minimum(width * REACH, n.to(tl.float64)).to(tl.int32)
+    scale = (1.0 / (width * width)).to(tl.float32)
+    # How far a place may be on either side: on a ring each one counts once, the short way round.
+    back, ahead = reach, reach
+    if WRAP:
+        back, ahead = tl.minimum(reach, (n - 1) // 2), tl.minimum(reach, n // 2)
+    begin = first - back
+    end = tl.minimum(first + BLOCK_I, n) + ahead
+    if not WRAP:
+        begin, end = tl.maximum(begin, 0), tl.minimum(end, n)
+    total = tl.zeros([BLOCK_I, BLOCK_C], tl.float32)
+    for start in range(begin, end, BLOCK_J):
+        other = start + tl.arange(0, BLOCK_J)
+        apart = other[None, :] - place[:, None]
+        near = (apart >= -back) & (apart <= ahead)
+        squares = (apart * apart).to(tl.float32)
+        weights = tl.where(near, tl.exp(-squares * scale), 0.0)
+        source = other
+        if WRAP:
+            source = (other + n) % n
+        on = (other < end)[:, None] & (column < columns)[None, :]
+        there = base + source.to(tl.int64)[:, None] * place_stride + along[None, :]
+        total += tl.dot(weights, tl.load(in_ptr + there, on, 0.0), input_precision="ieee")
+    here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
+    tl.store(out_ptr + here, total, (place < n)[:, None] & (column < columns)[None, :])
+
+
+@triton.jit
+def _axis_kernel(
+    sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr,
+    n, sums_programs, sums_columns, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr,
+    TAU: tl.constexpr, START: tl.constexpr, END: tl.constexpr, STEPS: tl.constexpr, LOG_RATIO: tl.constexpr,
+    WRAP: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    width, _ = width_and_strength(step_ptr, KIND, SCHEDULE, TAU, START, END, STEPS, LOG_RATIO)
+    program = tl.program_id(0)
+    if program < sums_programs:
+        _smooth_tile(
+            sums_ptr, out_sums_ptr, width, program, n, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
+            WRAP, BLOCK_I, BLOCK_C, BLOCK_J,
+        )  # fmt: skip
+    else:
+        _smooth_tile(
+            counts_ptr, out_counts_ptr, width, program - sums_programs, n,
+            counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+            WRAP, BLOCK_I, BLOCK_C, BLOCK_J,
+        )  # fmt: skip
+
+
+def smooth_triton(
+    sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course | None, step: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(A^T sums, A^T counts) of `gaussian` over a rectangular grid; float32, contiguous.
+
+    Without a course, `step` is the width itself (float64). A single place gets its own tensors back.
+    """
+    constants = course_constants(course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1))
+    d = sums_KD.shape[1]
+    for axis, (n, wraps) in enumerate(zip(grid.shape, grid.wrap)):
+        if n == 1:
+            continue
+        before, after = math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
+        # Along the last axis the counts of one line are a single column: the lines are the columns then.
+        batches, columns, strides = (1, before, (0, 1, n)) if after == 1 else (before, after, (n * after, after, 1))
+        block_i, block_c, block_j = tile(n, after * d, before)
+        places = triton.cdiv(n, block_i)
+        sums_programs = before * places * triton.cdiv(after * d, block_c)
+        counts_programs = batches * places * triton.cdiv(columns, block_c)
+        out_KD, out_K = torch.empty_like(sums_KD), torch.empty_like(counts_K)
+        with on_device(sums_KD):
+            _axis_kernel[(sums_programs + counts_programs,)](
+                sums_KD, counts_K, out_KD, out_K, step,
+                n, sums_programs, after * d, columns, *strides, **constants,
+                WRAP=wraps, BLOCK_I=block_i, BLOCK_C=block_c, BLOCK_J=block_j,
+            )  # fmt: skip
+        sums_KD, counts_K = out_KD, out_K
+    return sums_KD, counts_K
+
+
+def tile(n: int, columns: int, batches: int) -> tuple[int, int, int]:
+    """BLOCK_I, BLOCK_C and BLOCK_J for sums of this shape along an axis."""
+    large = batches * triton.cdiv(n, LARGE[0]) * triton.cdiv(columns, LARGE[1])
+    return LARGE if n > SMALL[0] and large >= PROGRAMS else SMALL
