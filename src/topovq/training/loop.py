@@ -157,7 +157,6 @@ class Run:
             reporter = Reporter(title, self.config.steps, self.step, self.batch_size, self._loggers(), self.quiet)
             reporter.skipped = self.skipped  # what was warned of before is not news
             reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
-            reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
             with reporter:
                 if self.step:
                     reporter.say(f"continuing {self.folder} at step {self.step:,}")
