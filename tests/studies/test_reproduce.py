@@ -179,3 +179,37 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
     ]
     assert "PARTIAL: missing: ksom gaussian" in (tmp_path / "out" / "main-celebahq_afhq.md").read_text()
     assert json.loads((tmp_path / "records" / "ema.jsonl").read_text().splitlines()[0])["data_path"] == "/somewhere"
+
+
+def test_a_figure_is_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    code, _, err = reproduce(capsys, "reproduce", "neighborhoods", *where)
+    assert code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"neighborhoods.png", "neighborhoods.svg"}
+    assert "neighborhoods.svg" in err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = reproduce(capsys, "reproduce", "--help")
+    assert code == 0
+    assert "topovq reproduce main --quick" in out
+    for name in ("--dataset", "--seeds", "--steps", "--jobs", "--render-only", "--partial", "--format", "--records"):
+        assert name in out
+
+
+def test_tables_need_neither_matplotlib_nor_the_command_line() -> None:
+    code = """
+import sys
+for name in ("matplotlib", "tyro", "sklearn"):
+    sys.modules[name] = None
+from pathlib import Path
+from topovq.studies.reproduce import Request, reproduce
+try:
+    reproduce("main", Request(quick=True, render_only=True, runs=Path("nowhere")))
+except ValueError as error:
+    assert "main on photos" in str(error)
+else:
+    raise AssertionError("there are no records here")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

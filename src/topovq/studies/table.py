@@ -273,8 +273,8 @@ def _notes(rows: list[Row]) -> list[str]:
         notes.append("gaussian is the paper's formula, exponential the one in its authors' code.")
     if any(row.cell.method == "som-vae" for row in rows):
         notes.append(
-            "som-vae pulls neighbors toward the winning code with weight 0.1, as the authors' code does; "
-            "som-vae-TARGET-WEIGHT toward the target with the weight it names."
+            "som-vae pulls neighbors toward the winning code, as the authors' code does, with the weight 0.1 that "
+            "their last sweep appears to use; som-vae-TARGET-WEIGHT toward the target with the weight it names."
         )
     apart = [text for row in rows if (text := _apart(row, _telling(rows)))]
     if apart:
