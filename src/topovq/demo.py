@@ -17,13 +17,12 @@ from torch import Tensor
 
 from topovq.files import write_atomic
 from topovq.models import Tokenizer
-from topovq.pictures import codebook_map, film, pixel_error, shifted
+from topovq.pictures import COLORS, codebook_map, film, pixel_error, shifted
 from topovq.report import REPORT_FILE, write_report
 from topovq.training import TrainConfig, load_run, open_data, read_record, train
 from topovq.training.record import RECORD_FILE
 
 TWINS = {"KSOM": "kohonen", "EMA-VQ": "ema"}
-COLORS = {"KSOM": "#1b7a5a", "EMA-VQ": "#c2571a"}
 OFFSETS = range(-3, 4)
 SHOWN = 6  # images in the figure
 

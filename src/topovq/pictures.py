@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from topovq.atlas import charts, map_picture
-from topovq.models import Tokenizer, as_levels
+from topovq.models import Tokenizer, Tokens, as_levels
+
+COLORS = {"KSOM": "#1b7a5a", "EMA-VQ": "#c2571a"}  # of the two methods, in every picture that shows both
 
 
 def codebook_map(model: Tokenizer, level: int = 0) -> np.ndarray:
@@ -18,11 +20,20 @@ def codebook_map(model: Tokenizer, level: int = 0) -> np.ndarray:
     return map_picture(model, charts(model), level)[..., :3]
 
 
-def shifted(model: Tokenizer, images_BCHW: Tensor, offset: Sequence[int]) -> Tensor:
-    """Images uint8 [B, C, H, W] -> the same after every token moved by `offset` places on its map."""
+def moved(model: Tokenizer, tokens: Tokens, offset: int | Sequence[int], levels: Sequence[int] | None = None) -> Tokens:
+    """Tokens after those of `levels` (default: all) moved by `offset` places on their map, one int for every axis."""
     quantizers: Any = model.quantizers
-    moved = [q.grid.shift(t, tuple(offset)) for q, t in zip(quantizers, as_levels(model.encode(images_BCHW)))]
-    return model.decode(moved[0] if len(moved) == 1 else tuple(moved))
+    parts = list(as_levels(tokens))
+    for level in range(len(parts)) if levels is None else levels:
+        parts[level] = quantizers[level].grid.shift(parts[level], offset)
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def shifted(
+    model: Tokenizer, images_BCHW: Tensor, offset: int | Sequence[int], levels: Sequence[int] | None = None
+) -> Tensor:
+    """Images uint8 [B, C, H, W] -> the same after every token of `levels` (default: all) moved on its map."""
+    return model.decode(moved(model, model.encode(images_BCHW), offset, levels))
 
 
 def pixel_error(ours: Tensor, theirs: Tensor) -> float:

@@ -44,14 +44,14 @@ def to_array(image_CHW: Tensor) -> np.ndarray:
     return image_CHW.permute(1, 2, 0).cpu().numpy()
 
 
-def sheet(rows: Sequence[Sequence[Tensor]]) -> np.ndarray:
-    """Images [C, H, W] in rows, a transparent line between them: uint8 [H', W', 4]."""
+def sheet(rows: Sequence[Sequence[Tensor]], gap: int = GAP) -> np.ndarray:
+    """Images [C, H, W] in rows, a transparent line of `gap` pixels between them: uint8 [H', W', 4]."""
     arrays = [[to_array(image) for image in row] for row in rows]
     height, width = arrays[0][0].shape[:2]
-    page = np.zeros((len(rows) * (height + GAP) - GAP, len(rows[0]) * (width + GAP) - GAP, 4), np.uint8)
+    page = np.zeros((len(rows) * (height + gap) - gap, len(rows[0]) * (width + gap) - gap, 4), np.uint8)
     for y, row in enumerate(arrays):
         for x, array in enumerate(row):
-            top, left = y * (height + GAP), x * (width + GAP)
+            top, left = y * (height + gap), x * (width + gap)
             page[top : top + height, left : left + width, :3] = array
             page[top : top + height, left : left + width, 3] = 255
     return page
