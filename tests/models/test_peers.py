@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,9 @@ def config(out: Path, kind: str, **changes: Any) -> TrainConfig:
 @pytest.mark.parametrize("kind", PEERS)
 def test_each_trains_and_is_loaded_again(kind: str, tmp_path: Path) -> None:
     result = train(config(tmp_path, kind), source=Waves(), quiet=True)
-    lines = [line for line in read_record(tmp_path / "record.jsonl") if line["event"] == "validation"]
+    first, *rest = read_record(tmp_path / "record.jsonl")
+    assert first["version_vector-quantize-pytorch"] == version("vector-quantize-pytorch")
+    lines = [line for line in rest if line["event"] == "validation"]
     assert [line["step"] for line in lines] == [2, 3]
     vq: Any = load_pretrained(tmp_path).quantizers[0]
     assert isinstance(vq, Peer)

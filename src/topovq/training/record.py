@@ -22,7 +22,17 @@ import torch
 from topovq.files import append, write_atomic
 
 RECORD_FILE = "record.jsonl"
-VERSIONS_OF = ("topovq", "torch", "triton", "numpy", "safetensors", "pillow", "scikit-image", "scikit-learn")
+VERSIONS_OF = (
+    "topovq",
+    "torch",
+    "triton",
+    "numpy",
+    "safetensors",
+    "pillow",
+    "scikit-image",
+    "scikit-learn",
+    "vector-quantize-pytorch",
+)
 
 
 class Record:
