@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topovq.grid import Grid
-from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule
+from topovq.neighborhood import (
+    END_WIDTH,
+    LEAST_START,
+    NEIGHBORHOODS,
+    OPEN_TAU,
+    SPAN,
+    START_SHARE,
+    Neighborhood,
+    Schedule,
+    recommended,
+)
 
 
 def at(schedule: Schedule, step: int) -> float:
@@ -200,6 +210,43 @@ def test_smooth_is_the_transposed_matrix(kind):
     smoothed_sums, smoothed_counts = neighborhood.smooth(sums, counts, torch.tensor(7))
     assert torch.allclose(smoothed_sums, neighborhood.matrix(7).T @ sums)
     assert torch.allclose(smoothed_counts, neighborhood.matrix(7).T @ counts)
+
+
+# The recommended setting
+
+
+@pytest.mark.parametrize(
+    ("grid", "side"),
+    [
+        (Grid(100_000), 100_000),
+        (Grid((16, 32)), 22.627416997969522),
+        (Grid((512, 512)), 512),
+        (Grid((27, 64, 125)), 60),
+    ],
+)
+def test_the_recommended_width_is_a_share_of_the_side(grid, side):
+    kind, schedule, radius = recommended(grid, 1000)
+    assert (kind, radius) == ("gaussian", None)
+    first = max(LEAST_START, START_SHARE * side)
+    width = Neighborhood(kind, grid, schedule=schedule, radius=radius).width
+    assert width(torch.tensor(0)).item() == pytest.approx(first, rel=1e-12)
+    for share in (0.25, 0.5, 1, 1.5):  # of the steps in which it falls
+        expected = first * (END_WIDTH / first) ** min(share, 1)
+        assert width(torch.tensor(round(share * SPAN * 1000))).item() == pytest.approx(expected, rel=1e-12)
+    kind, schedule, radius = recommended(grid, None)
+    width = Neighborhood(kind, grid, schedule=schedule, radius=radius).width
+    for t in (0, 1, 10_000):
+        assert 1 / width(torch.tensor(t)).item() ** 2 == pytest.approx(1 / first**2 + t * OPEN_TAU, rel=1e-12)
+
+
+def test_the_smallest_map_and_the_shortest_training_have_a_schedule_too():
+    for grid in (Grid(1), Grid((2, 2))):
+        for steps in (1, 2, None):
+            kind, schedule, radius = recommended(grid, steps)
+            assert Neighborhood(kind, grid, schedule=schedule, radius=radius).widest >= LEAST_START
+    for steps in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match=rf"steps={steps} must be an int of at least 1"):
+            recommended(Grid(3), steps)
 
 
 # Refusals

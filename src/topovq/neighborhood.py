@@ -32,6 +32,13 @@ from topovq.ops.smooth import smooth
 NEIGHBORHOODS = ("none", "hard", "gaussian", "exponential")
 SCHEDULES = ("harmonic", "linear", "exponential")
 
+# The recommended setting (docs/learning-rules.md says what it rests on).
+START_SHARE = 1 / 16  # first width, as a share of the map's side
+LEAST_START = 1.0  # ... but never below this many cells
+END_WIDTH = 0.3  # last width: a neighbor's weight is 1.5e-5
+SPAN = 0.5  # share of the steps over which the width falls
+OPEN_TAU = 0.001  # where the number of steps is not known: 1/width^2 grows by this much an update
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -146,6 +153,22 @@ class Neighborhood:
 
     def __repr__(self) -> str:
         return f"Neighborhood({self.kind!r}, {self.grid}, schedule={self.schedule}, radius={self.radius})"
+
+
+def recommended(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | None]:
+    """(kind, schedule, radius) of the recommended neighborhood; `steps` is the number of updates to come, if known.
+
+    A Gaussian that starts START_SHARE of the map's side wide, the side being the geometric mean of its axes. With
+    `steps` its width falls exponentially to END_WIDTH over SPAN of them and stays there. Without, it falls as
+    1/width^2 = 1/start^2 + t*OPEN_TAU: the paper's 1/(1 + t*tau) with a tau by which any map, large or small, is about
+    one cell wide after 1/OPEN_TAU updates.
+    """
+    start = max(LEAST_START, START_SHARE * grid.size ** (1 / grid.ndim))
+    if steps is None:
+        return "gaussian", Schedule.harmonic(OPEN_TAU * start**2), start
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"steps={steps!r} must be an int of at least 1: the number of training updates to come")
+    return "gaussian", Schedule.exponential(start, END_WIDTH, max(1, round(SPAN * steps))), None
 
 
 def default_radius(kind: str, grid: Grid) -> float:

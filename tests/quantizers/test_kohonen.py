@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from topovq import GradientVQ, Grid, KohonenVQ, Schedule, SoftKohonenVQ
+from topovq import GradientVQ, Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
+from topovq.neighborhood import Neighborhood, recommended
 
 LAYOUTS = [
     ({}, (2, 7, 6), (2, 7)),
@@ -394,6 +395,33 @@ def test_codes_on_the_map():
     assert KohonenVQ(4, 7, neighborhood="none").grid.shape == (7,), "without a neighborhood any size will do"
 
 
+def setting(vq: KohonenVQ) -> tuple[str, Schedule, float | None]:
+    return vq.neighborhood.kind, vq.neighborhood.schedule, vq.neighborhood.radius
+
+
+def test_a_neighborhood_left_open_is_the_recommended_one():
+    grid = Grid((16, 32))
+    assert setting(KohonenVQ(4, 512)) == recommended(grid, None)
+    assert setting(KohonenVQ(4, 512, steps=1000)) == recommended(grid, 1000)
+    assert setting(SoftKohonenVQ(4, 512, steps=1000)) == recommended(grid, 1000)
+    for vq in ResidualVQ(4, 512, num_quantizers=2, steps=1000).quantizers:
+        assert setting(vq) == recommended(grid, 1000)
+    assert setting(KohonenVQ(4, 100, grid=100, steps=1000)) == recommended(Grid(100), 1000)
+
+
+def test_what_is_given_takes_the_place_of_the_recommended_part():
+    kind, _, radius = recommended(Grid((16, 32)), None)
+    assert setting(KohonenVQ(4, 512, tau=0.5)) == (kind, Schedule.harmonic(0.5), radius)
+    assert setting(KohonenVQ(4, 512, radius=3.0)) == (kind, recommended(Grid((16, 32)), None)[1], 3.0)
+    assert setting(KohonenVQ(4, 512, schedule=Schedule.linear(4, 1, 9))) == (kind, Schedule.linear(4, 1, 9), None)
+
+
+@pytest.mark.parametrize("kind", ["none", "hard", "gaussian", "exponential"])
+def test_a_named_neighborhood_has_the_papers_settings(kind):
+    paper = Neighborhood(kind, Grid((4, 4)))
+    assert setting(KohonenVQ(4, 16, neighborhood=kind)) == (kind, Schedule.harmonic(0.1), paper.radius)
+
+
 def test_setting_the_codebook_lasts():
     vq = KohonenVQ(2, 4, neighborhood="none")
     for _ in range(3):
@@ -420,6 +448,10 @@ BAD_ARGUMENTS = [
     ({"codebook_size": 16, "accept_image_fmap": True, "accept_3d_fmap": True}, "exclude each other"),
     ({"codebook_size": 16, "tau": 0.1, "schedule": Schedule.linear(3, 1, 10)}, "exclude each other"),
     ({"codebook_size": 16, "radius": 2.0, "schedule": Schedule.linear(3, 1, 10)}, r"radius=2.0"),
+    ({"codebook_size": 16, "steps": 0}, r"steps=0 must be an int of at least 1"),
+    ({"codebook_size": 16, "steps": 9, "neighborhood": "hard"}, r"steps=9.*neighborhood='hard'.*leave one out"),
+    ({"codebook_size": 16, "steps": 9, "tau": 0.1, "radius": 2.0}, r"steps=9.*tau=0.1, radius=2.0.*leave one out"),
+    ({"codebook_size": 16, "steps": 9, "schedule": Schedule.linear(3, 1, 10)}, r"steps=9.*schedule=.*leave one out"),
     ({"codebook_size": 16, "learnable_codebook": True}, "ema_update=False"),
     ({"codebook_size": 16, "heads": 0}, "heads=0"),
     ({"codebook_size": 16, "commitment_weight": float("nan")}, "commitment_weight=nan"),

@@ -12,6 +12,7 @@ LAYERS = {
     "grid": lambda: KohonenVQ(4, 24, grid=Grid((4, 6), topology="hexagonal", wrap=(True, False)), tau=0.5),
     "tuple": lambda: KohonenVQ(4, 24, grid=(4, 6), codebook_dim=3, heads=2, separate_codebook_per_head=True),
     "schedule": lambda: KohonenVQ(4, 16, neighborhood="gaussian", schedule=Schedule.exponential(3, 0.3, 100)),
+    "steps": lambda: KohonenVQ(4, 1024, steps=8),  # saved while its width falls
     "kmeans": lambda: KohonenVQ(4, 16, kmeans_init=True),
     "gradient": lambda: GradientVQ(4, 16, neighborhood="hard", neighbor_weight=0.1, tau=0.2),
     "soft": lambda: SoftKohonenVQ(4, 16, temperature=Schedule.linear(1, 0.1, 50), grid=Grid(16)),
@@ -30,6 +31,8 @@ def test_round_trip(tmp_path, name):
     loaded = type(layer).from_pretrained(tmp_path)
     assert not loaded.training
     assert loaded.grid == layer.grid
+    if isinstance(layer, KohonenVQ):
+        assert loaded.neighborhood.width(loaded.step) == layer.neighborhood.width(layer.step)
     for key, value in layer.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], value), key
     # Learning goes on from where it was: step, schedule and statistics are all there.

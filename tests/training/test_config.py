@@ -19,6 +19,30 @@ def test_what_is_left_open_is_filled_in_from_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        ({}, {"steps": 700}),
+        ({"quantizer": "soft"}, {"steps": 700}),
+        ({"quantizer": "residual"}, {"steps": 700}),
+        ({"quantizer_options": {"decay": 0.9}}, {"decay": 0.9, "steps": 700}),
+        ({"quantizer_options": {"steps": 50}}, {"steps": 50}),
+        ({"quantizer_options": {"tau": 0.2}}, {"tau": 0.2}),
+        ({"quantizer_options": {"neighborhood": "hard"}}, {"neighborhood": "hard"}),
+        ({"quantizer": "ema"}, {}),
+        ({"quantizer": "som-vae"}, {}),
+        ({"quantizer": "residual", "quantizer_options": {"quantizer": "gradient"}}, {"quantizer": "gradient"}),
+    ],
+)
+def test_a_neighborhood_left_open_shrinks_with_the_training(change: dict[str, Any], options: dict[str, Any]) -> None:
+    config = TrainConfig(steps=700, **change)
+    resolved = config.resolve("cpu")
+    assert resolved.quantizer_options == options
+    assert resolved.resolve("cpu").run_id == resolved.run_id
+    assert "steps" not in config.quantizer_options or options["steps"] == 50, "what was given is not changed"
+    resolved.build_model(16, (0,) * 3, (1,) * 3)
+
+
+@pytest.mark.parametrize(
     ("change", "same"),
     [
         ({"out": Path("elsewhere")}, True),

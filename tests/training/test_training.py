@@ -175,12 +175,32 @@ def test_a_finished_run_is_not_repeated(whole: Path) -> None:
     assert (whole / "record.jsonl").read_bytes() == before
 
 
-def test_a_run_can_be_made_longer(whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    train(tiny_config(out, steps=8), source=TinySource(), quiet=True)
-    train(tiny_config(out, resume=True), source=TinySource(), quiet=True)
+def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
+    # With a neighborhood that knows no end, a run made longer is the longer run.
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    paper = {"quantizer_options": {"neighborhood": "hard"}}
+    train(tiny_config(whole, **paper), source=TinySource(), quiet=True)
+    train(tiny_config(out, steps=8, **paper), source=TinySource(), quiet=True)
+    train(tiny_config(out, resume=True, **paper), source=TinySource(), quiet=True)
     assert losses(out) == losses(whole)
     assert read_record(out / "record.jsonl")[0]["id"] == read_record(whole / "record.jsonl")[0]["id"]
+
+
+def test_a_run_made_longer_keeps_its_schedule(tmp_path: Path) -> None:
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    large = {"codebook_size": 1024}  # wide enough a map for its neighborhood to fall
+    train(tiny_config(out, steps=8, **large), source=TinySource(), quiet=True)
+    widths = [load_run(out).quantizers[0].neighborhood.width(torch.tensor(t)).item() for t in range(12)]
+    train(tiny_config(out, resume=True, **large), source=TinySource(), quiet=True)
+    vq = load_run(out).quantizers[0]
+    assert (vq.step.item(), read_record(out / "record.jsonl")[0]["steps"]) == (12, 12)
+    assert [vq.neighborhood.width(torch.tensor(t)).item() for t in range(12)] == widths
+    assert widths[0] > widths[1] > widths[8] == widths[11]
+    # ... as if it had been a run of 12 steps with a schedule for 8; the schedule for 12 is another run.
+    train(tiny_config(whole, quantizer_options={"steps": 8}, **large), source=TinySource(), quiet=True)
+    assert losses(out) == losses(whole)
+    with pytest.raises(ValueError, match=r"started with quantizer_options=\{'steps': 8\} but is resumed with .*12"):
+        train(tiny_config(out, resume=True, quantizer_options={"steps": 12}, **large), source=TinySource(), quiet=True)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(whole: Path) -> None:

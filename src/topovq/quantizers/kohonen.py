@@ -10,14 +10,11 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.grid import TOPOLOGIES, Grid, balanced_shape
-from topovq.neighborhood import Neighborhood, Schedule
+from topovq.neighborhood import Neighborhood, Schedule, recommended
 from topovq.ops.nearest import check_metric, check_precision
+from topovq.ops.quantize import Choice
 from topovq.quantizers.base import Quantizer, refuse_arguments
 from topovq.saving import HubModule
-
-# Of the settings tried on data far from where codes start, the one with which no code was lost at any time
-# (docs/learning-rules.md). The paper's own settings have tau = 0.1.
-RECOMMENDED: dict[str, Any] = {"neighborhood": "exponential", "tau": 0.01}
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
 
@@ -28,11 +25,15 @@ class KohonenVQ(Quantizer, HubModule):
     The map
         grid            shape of the map (tuple, list or int) or a Grid; default: a balanced 2-D one for codebook_size
         topology, wrap  "rectangular" or "hexagonal"; open borders (False), a torus (True), or one bool per axis
-        neighborhood    "hard", "gaussian", "exponential", or "none" (EMA-VQ); default: the one that keeps the most
-                        codes in use (RECOMMENDED)
+        steps           number of training updates to come, if known. Gives the recommended neighborhood: a Gaussian
+                        whose width falls exponentially from a share of the map's side to below one cell over a share
+                        of the steps (neighborhood.py: recommended). Without it, and with no neighborhood named: the
+                        same Gaussian, falling as 1/sqrt(1 + t*tau) to one cell in about 1,000 updates and on, for
+                        training of any length
+        neighborhood    by name, with the paper's settings: "hard", "gaussian", "exponential", or "none" (EMA-VQ)
         tau, radius     the paper's schedule 1/(1 + t*tau), tau = 0.1, and the neighborhood's first width
                         (neighborhood.py)
-        schedule        instead of tau and radius, where the number of steps is known: Schedule.linear(start, end,
+        schedule        instead of tau and radius, the width over a known number of steps: Schedule.linear(start, end,
                         steps) or Schedule.exponential(start, end, steps)
     The learning rule (codebook.py)
         decay, eps, count_init, update_empty, count_smoothing
@@ -73,6 +74,7 @@ class KohonenVQ(Quantizer, HubModule):
         grid: GridLike = None,
         topology: str = "rectangular",
         wrap: bool | Sequence[bool] = False,
+        steps: int | None = None,
         neighborhood: str | None = None,
         tau: float | None = None,
         radius: float | None = None,
@@ -101,22 +103,12 @@ class KohonenVQ(Quantizer, HubModule):
         metric = "cosine" if use_cosine_sim else metric
         check_metric(metric)
         check_precision(precision)
-        if neighborhood is None:
-            neighborhood = RECOMMENDED["neighborhood"]
-            tau = RECOMMENDED["tau"] if tau is None and schedule is None else tau
-        if schedule is not None and tau is not None:
-            raise ValueError(f"tau={tau!r} and schedule={schedule} exclude each other: give one")
-        if isinstance(schedule, dict):  # as config.json holds it
-            schedule = Schedule.from_dict(schedule)
-        elif schedule is None:
-            schedule = Schedule.harmonic(0.1 if tau is None else tau)
-        if not isinstance(schedule, Schedule):
-            raise TypeError(f"schedule={schedule!r} is no Schedule: make one with Schedule.linear(start, end, steps)")
         lattice = make_grid(codebook_size, grid, topology, wrap, needed=neighborhood != "none")
+        around = make_neighborhood(lattice, steps, neighborhood, tau, radius, schedule)
         books = [
             Codebook(
                 codebook_dim,
-                Neighborhood(neighborhood, lattice, schedule=schedule, radius=radius),
+                around,
                 metric=metric,
                 precision=precision,
                 decay=decay,
@@ -149,16 +141,22 @@ class KohonenVQ(Quantizer, HubModule):
     codebook_weight = 1.0
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
     ) -> Tensor | float:
-        """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors."""
+        """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors.
+
+        Its value is the error of the choice; its gradient, 2 (c_k w_k - S_k) / (valid * D), comes from the sums and
+        counts, which are there already: no gather, whose gradient is slow.
+        """
         if not book.learnable:
             return 0.0
-        codes_KD = book.free_codes() if learns else book.codes.detach()
-        chosen_N = valid_index(x_ND, index_N, keep_N)
-        valid_N1 = (chosen_N >= 0)[:, None]
-        error_ND = torch.where(valid_N1, codes_KD[index_N] - x_ND.detach().to(codes_KD.dtype), 0)
-        return self.codebook_weight * error_ND.square().sum() / (valid_N1.sum() * x_ND.shape[1]).clamp(min=1)
+        loss = choice.error.detach()
+        if learns:
+            counts_K, sums_KD, codes_KD = choice.counts_K, choice.sums_KD, book.codes.detach()
+            share = 2 / (counts_K.sum() * codes_KD.shape[1]).clamp(min=1)
+            linear = (book.free_codes() * (share * (counts_K[:, None] * codes_KD - sums_KD))).sum()
+            loss = loss + (linear - linear.detach())
+        return self.codebook_weight * loss
 
     @property
     def neighborhood(self) -> Neighborhood:
@@ -191,6 +189,36 @@ def make_grid(codebook_size: int, grid: GridLike, topology: str, wrap: bool | Se
             f"give a shape whose sides multiply to {codebook_size}, or leave grid out"
         )
     return made
+
+
+def make_neighborhood(
+    grid: Grid,
+    steps: int | None,
+    kind: str | None,
+    tau: float | None,
+    radius: float | None,
+    schedule: Schedule | dict[str, Any] | None,
+) -> Neighborhood:
+    """The neighborhood that KohonenVQ's arguments name; the recommended one, where they leave it open."""
+    named = {"neighborhood": kind, "tau": tau, "radius": radius, "schedule": schedule}
+    given = [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    if steps is not None and given:
+        raise ValueError(
+            f"steps={steps!r} gives the recommended neighborhood and {', '.join(given)} another one: leave one out"
+        )
+    if schedule is not None and tau is not None:
+        raise ValueError(f"tau={tau!r} and schedule={schedule} exclude each other: give one")
+    if isinstance(schedule, dict):  # as config.json holds it
+        schedule = Schedule.from_dict(schedule)
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule={schedule!r} is no Schedule: make one with Schedule.linear(start, end, steps)")
+    if kind is None:
+        kind, usual, first = recommended(grid, steps)
+        radius = first if radius is None and (schedule is None or schedule.kind == "harmonic") else radius
+        schedule = usual if schedule is None and tau is None else schedule
+    if schedule is None:
+        schedule = Schedule.harmonic(0.1 if tau is None else tau)
+    return Neighborhood(kind, grid, schedule=schedule, radius=radius)
 
 
 ADVICE = {

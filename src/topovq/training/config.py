@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topovq.models import MODELS, Tokenizer, check_name, check_options
+from topovq.training.record import RECORD_FILE, read_record
 
 # What changes where or how a run is done and watched, but not which experiment it is.
 NOT_IN_ID = ("out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb")
+SCHEDULED = ("kohonen", "soft")  # quantizers whose recommended neighborhood shrinks with the training
+NEIGHBORHOOD_OPTIONS = ("steps", "neighborhood", "tau", "radius", "schedule")
 DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4)}  # batch size and learning rate of the paper's models
 
 
@@ -90,6 +93,7 @@ class TrainConfig:
         batch_size, learning_rate = DEFAULTS_OF[self.model]
         resolved = dataclasses.replace(
             self,
+            quantizer_options=self._scheduled_options(),
             batch_size=self.batch_size if self.batch_size is not None else batch_size,
             learning_rate=self.learning_rate if self.learning_rate is not None else learning_rate,
             precision=self.precision if self.precision != "auto" else "bf16" if device_type == "cuda" else "fp32",
@@ -108,6 +112,21 @@ class TrainConfig:
         if resolved.out is None:
             resolved.out = Path("runs") / resolved.run_id
         return resolved
+
+    def _scheduled_options(self) -> dict[str, Any]:
+        """The quantizer's options with the length of the training, where its neighborhood is left open.
+
+        A run that is resumed keeps the schedule it was started with: more steps are trained at its last width.
+        """
+        options = self.quantizer_options
+        kind = options.get("quantizer", "kohonen") if self.quantizer == "residual" else self.quantizer
+        if kind not in SCHEDULED or any(options.get(name) is not None for name in NEIGHBORHOOD_OPTIONS):
+            return options
+        steps = self.steps
+        if self.resume and self.out is not None and (self.out / RECORD_FILE).exists():
+            started = read_record(self.out / RECORD_FILE)[0]
+            steps = started.get("quantizer_options", {}).get("steps", steps)
+        return {**options, "steps": steps}
 
     def _check_model_options(self) -> None:
         known = [name for name in inspect.signature(MODELS[self.model]).parameters if not hasattr(self, name)]
