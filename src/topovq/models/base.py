@@ -76,10 +76,9 @@ class Tokenizer(nn.Module, HubModule):
     # The three stretches of network between quantizers. Training compiles them one by one: what is compiled does then
     # not depend on the quantizer, and serves every run of the same architecture.
 
-    def begin(self, x_BCHW: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images -> (normalized images, `features` of them)."""
-        x_BCHW = self.normalize(x_BCHW)
-        return x_BCHW, self.features(x_BCHW)
+    def begin(self, x_BCHW: Tensor) -> list[Tensor]:
+        """Images -> `features` of them."""
+        return self.features(self.normalize(x_BCHW))
 
     def features(self, x_BCHW: Tensor) -> list[Tensor]:
         """Normalized images -> one feature map per level, coarsest first; the first is what its quantizer takes."""
@@ -90,8 +89,8 @@ class Tokenizer(nn.Module, HubModule):
         raise NotImplementedError
 
     def error(self, quantized: Sequence[Tensor], x_BCHW: Tensor) -> Tensor:
-        """Mean squared error per element of what these codes reconstruct."""
-        return F.mse_loss(self.reconstruct(quantized).float(), x_BCHW)
+        """Mean squared error per element, in normalized space, of what these codes reconstruct of images."""
+        return F.mse_loss(self.reconstruct(quantized).float(), self.normalize(x_BCHW))
 
     def quantize(self, features: Sequence[Tensor]) -> list[Any]:
         """Feature maps -> one (quantized, indices, loss) per level, coarsest first."""
@@ -106,10 +105,9 @@ class Tokenizer(nn.Module, HubModule):
 
     def forward(self, x_BCHW: Tensor) -> Output:
         """Images [B, C, H, W], uint8 pixels or already normalized floats -> Output. In training mode the codes move."""
-        x_BCHW, features = self.begin(x_BCHW)
-        levels = self.quantize(features)
+        levels = self.quantize(self.begin(x_BCHW))
         reconstruction = self.reconstruct([level[0] for level in levels])
-        reconstruction_loss = F.mse_loss(reconstruction.float(), x_BCHW)
+        reconstruction_loss = F.mse_loss(reconstruction.float(), self.normalize(x_BCHW))
         quantizer_loss = _total_loss(levels)
         loss = reconstruction_loss + quantizer_loss
         return Output(
@@ -118,8 +116,7 @@ class Tokenizer(nn.Module, HubModule):
 
     def losses(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """`loss` and `reconstruction_loss` of `forward`, with nothing else to outlive it."""
-        x_BCHW, features = self.begin(x_BCHW)
-        levels = self.quantize(features)
+        levels = self.quantize(self.begin(x_BCHW))
         reconstruction_loss = self.error([level[0] for level in levels], x_BCHW)
         return reconstruction_loss + _total_loss(levels), reconstruction_loss
 
@@ -147,7 +144,7 @@ class Tokenizer(nn.Module, HubModule):
         training = self.training
         self.eval()
         try:
-            return _unwrap([level[1] for level in self.quantize(self.begin(x_BCHW)[1])])
+            return _unwrap([level[1] for level in self.quantize(self.begin(x_BCHW))])
         finally:
             self.train(training)
 

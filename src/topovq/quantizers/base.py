@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
 from topovq.health import Health, as_health, together
-from topovq.ops.quantize import quantize
+from topovq.ops.quantize import Choice, quantize
 from topovq.quantizers.gradients import rotate_to
 
 
@@ -140,8 +140,9 @@ class Quantizer(nn.Module):
             if may_be_recomputed():
                 book.remember()
         codes_KD = book.remembered()[0] if recomputes else book.codes
-        choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=learns and not recomputes)
-        loss = self.commitment_weight * choice.error + self._codebook_loss(book, x_ND, choice.index_N, keep_N, learns)
+        stats = learns and (book.learnable or not recomputes)
+        choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=stats)
+        loss = self.commitment_weight * choice.error + self._codebook_loss(book, x_ND, choice, keep_N, learns)
         if learns and not recomputes:
             book.learn(choice.sums_KD, choice.counts_K, choice.skipped)
             if valid_N is not None and book.dead_threshold and not book.accumulating:
@@ -150,7 +151,7 @@ class Quantizer(nn.Module):
         return Quantized(q_ND, choice.index_N, loss)
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
     ) -> Tensor | float:
         """What moves the codes where they are parameters; nothing here."""
         return 0.0

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.ops.accumulate import accumulate
+from topovq.ops.quantize import Choice
 from topovq.quantizers.base import in_backward
 from topovq.quantizers.kohonen import KohonenVQ, valid_index
 
@@ -56,11 +57,12 @@ class GradientVQ(KohonenVQ):
         self.neighbor_target = neighbor_target
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
     ) -> Tensor | float:
-        loss = super()._codebook_loss(book, x_ND, index_N, keep_N, learns)
+        loss = super()._codebook_loss(book, x_ND, choice, keep_N, learns)
         if book.neighborhood.kind == "none" or not learns:
             return loss
+        index_N = choice.index_N
         targets_ND = book.codes.detach()[index_N] if self.neighbor_target == "winner" else x_ND.detach()
         step = book.remembered()[1] if in_backward() else book.step
         return loss + self.neighbor_weight * neighbor_loss(book, targets_ND, valid_index(x_ND, index_N, keep_N), step)
