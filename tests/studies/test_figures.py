@@ -249,6 +249,16 @@ def test_a_partial_figure_says_what_it_lacks(tmp_path: Path) -> None:
         draw("perplexity", tmp_path / "no-runs", tmp_path, dataset="imagenet", partial=True)
 
 
+def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:
+    wanted = needs("perplexity", seeds=2, steps=20)
+    for config in wanted:
+        images = {"source_train_images": 7} if config is wanted[-1] else {}
+        write_record(tmp_path / f"{config.run_id}.jsonl", lines_of(config, [300, 100], **images))
+    with pytest.raises(ValueError, match=r"not one experiment: source_train_images is 40053 in 7 .* and 7 in 1"):
+        draw("perplexity", tmp_path, tmp_path / "out", steps=20)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture(scope="module")
 def few() -> Any:
     """Photographs with a dozen validation crops instead of hundreds."""

@@ -90,7 +90,7 @@ def canvas(panels: int, title: str, caption: str) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure
 
     width = WIDTH if panels > 1 else WIDTH * 0.8
-    figure = Figure(figsize=(width, 4.6), layout="constrained")
+    figure = Figure(figsize=(width, 5.0), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT + 2.5, weight="bold")
     figure.supxlabel(wrapped(caption, width * DPI - 2 * MARGIN), x=0.01, ha="left", fontsize=TEXT, color=PALE)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])

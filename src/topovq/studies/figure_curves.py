@@ -69,7 +69,7 @@ def draw_losses(panels: Mapping[str, Sequence[Curve]], title: str, caption: str)
             ax.set_yscale("log")
             ax.set(title=name, xlabel="training steps", ylim=(low * 0.9, high * 1.15))
             _plain_ticks(ax, low, high)
-            ax.legend(loc="upper right")
+            _legend(ax)
         axes[0].set_ylabel("validation reconstruction loss (1e-3)")
         for ax in axes[1:]:
             ax.tick_params(labelleft=False)
@@ -96,7 +96,7 @@ def draw_perplexities(panels: Mapping[str, Sequence[Curve]], codes: int, title: 
                 color=PALE,
                 annotation_clip=False,
             )
-            ax.legend(loc="lower right")
+            _legend(ax)
         axes[0].set_ylabel("perplexity")
     return figure
 
@@ -110,6 +110,11 @@ def _lines(ax: Any, c: Curve, scale: float) -> None:
         for values_T in c.values_ST:
             ax.plot(c.steps_T, values_T * scale, color=color, linewidth=0.6, alpha=0.35, linestyle=c.look.dash)
     ax.plot(c.steps_T, c.values_ST.mean(0) * scale, color=color, linewidth=1.8, linestyle=c.look.dash, label=c.label)
+
+
+def _legend(ax: Any) -> None:
+    """Below the axes, where no curve can run through it."""
+    ax.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, borderaxespad=0, handlelength=2.4)
 
 
 def _plain_ticks(ax: Any, low: float, high: float) -> None:

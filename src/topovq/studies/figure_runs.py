@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from topovq.models import Tokenizer
 from topovq.report import with_channels
 from topovq.studies.figure_parts import Part
 from topovq.studies.library import Found, Library
+from topovq.studies.table import mixtures, some
 from topovq.training import load_run, open_data
 from topovq.training.distributed import pick_device
 
@@ -87,6 +89,13 @@ def _first(source: Source, number: int) -> Tensor:
     shares = [(number + i) // len(sets) for i in range(len(sets))]
     taken = [next(iter(source.validation(share, part=part))) for share, part in zip(shares, sets) if share]
     return torch.cat(taken).clone()
+
+
+def check_alike(runs: Iterable[Found]) -> None:
+    """Refuse runs whose data sets were not the same: no configuration speaks of what lay in a folder."""
+    mixed = mixtures(runs)
+    if mixed:
+        raise ValueError(f"these runs are not one experiment: {some(mixed)}")
 
 
 def load(run: Found) -> Tokenizer:

@@ -20,7 +20,7 @@ from topovq.studies.figure_maps import draw_map, draw_maps2
 from topovq.studies.figure_measures import Measured, draw_shift_scores, draw_topography, write_rows
 from topovq.studies.figure_neighborhoods import draw_neighborhoods
 from topovq.studies.figure_parts import FIGURES, FROM_RECORDS, MEASURED, Part, figures_of, panels
-from topovq.studies.figure_runs import Images, Search, load
+from topovq.studies.figure_runs import Images, Search, check_alike, load
 from topovq.studies.figure_shifts import NEAR, WIDE, draw_shifts
 from topovq.studies.library import Found, Library
 from topovq.studies.shifts import batches, level_choices, shift_scores
@@ -106,7 +106,7 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
     drawn: dict[str, list[tuple[Part, list[Found]]]] = {}
     left_out = []
     for panel, parts in of_panel.items():
-        number = search.number(parts[0])
+        number = next((n for n in map(search.number, parts) if n), 0)
         for part in parts:
             found = search.runs(part, number)
             if found:
@@ -115,7 +115,9 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
                 left_out.append(f"{panel}, {part.look.label}" if panel else part.look.label)
     if not drawn:
         raise FileNotFoundError(search.missing(next(iter(of_panel.values()))[0], 0))
-    configs = [run.config for panel in drawn.values() for _, found in panel for run in found]
+    every = [run for panel in drawn.values() for _, found in panel for run in found]
+    check_alike(every)
+    configs = [run.config for run in every]
     caption = f"{_setting(configs[0])}; thin lines are single seeds, thick ones their means."
     if left_out:
         caption += f" Not run: {'; '.join(left_out)}."
@@ -139,6 +141,7 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
 def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
     """Pictures of the first seed's models."""
     runs = {part.look.label: search.runs(part, 1)[0] for part in parts}
+    check_alike(runs.values())
     models = {name: load(run) for name, run in runs.items()}
     config, model = next(iter(runs.values())).config, next(iter(models.values()))
     caption = f"{_setting(config)}, seed 0; KSOM with a hard 2-D neighborhood, τ = 0.1."
@@ -146,7 +149,8 @@ def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
         return draw_map(models, caption)
     if search.name == "maps2":
         return draw_maps2(models, caption)
-    number = 1 if search.name == "shifts-wide" else 2 if len(model.quantizers) > 1 else 4
+    levels = len(model.quantizers)
+    number = (3 if levels == 1 else 1) if search.name == "shifts-wide" else (4 if levels == 1 else 2)
     caption += (
         " The first validation images; moved by +1, every token becomes the code one place further along each axis of "
         "the map, and those at its border stay."
@@ -159,6 +163,7 @@ def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
 def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[list[Measured], str]:
     """The measures of every model there is, over the same images."""
     runs = [(part, run) for part in parts for run in search.runs(part, search.number(part))]
+    check_alike(run for _, run in runs)
     console = Console(stderr=True)
     measured: list[Measured] = []
     taken: Tensor | None = None
