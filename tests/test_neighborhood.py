@@ -236,7 +236,8 @@ def test_the_recommended_width_is_a_share_of_the_side(grid, side):
     kind, schedule, radius = recommended(grid, None)
     width = Neighborhood(kind, grid, schedule=schedule, radius=radius).width
     for t in (0, 1, 10_000):
-        assert 1 / width(torch.tensor(t)).item() ** 2 == pytest.approx(1 / first**2 + t * OPEN_TAU, rel=1e-12)
+        expected = first / math.sqrt(1 + t * OPEN_TAU * first)
+        assert width(torch.tensor(t)).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_smallest_map_and_the_shortest_training_have_a_schedule_too():
