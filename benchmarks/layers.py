@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from topovq import KohonenVQ
+from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest
 from topovq.ops.quantize import quantize
 
@@ -41,6 +42,10 @@ SHAPES = [
     (16_384, 512, 64),
     (65_536, 1_048_576, 64),
 ]
+EDGES = [
+    (0, 5, 8), (1, 1, 1), (1, 700, 3), (130, 200, 20), (333, 65, 64), (200, 130, 100), (77, 129, 150),
+    (65, 300, 256), (70, 33, 600), (40, 40, 1024),
+]  # fmt: skip
 STEP = "fwd+bwd+update"
 MOST_SECONDS = 2.0  # a layer slower than this per step is timed once
 
@@ -210,11 +215,10 @@ def check(n: int, k: int, d: int) -> None:
             raise AssertionError(f"{precision} search at N={n}, K={k}, d={d} is off by {extra:.1e} > {limit}")
 
 
-def check_edges() -> None:
+def check_edges(edges: list[tuple[int, int, int]]) -> None:
     """Sizes that fit no tile, extremes and oddities, on the device, against float64 on the host."""
     cases = 0
-    for n, k, d in [(0, 5, 8), (1, 1, 1), (1, 700, 3), (130, 200, 20), (333, 65, 64), (200, 130, 100), (77, 129, 150),
-                    (65, 300, 256), (70, 33, 600), (40, 40, 1024)]:  # fmt: skip
+    for n, k, d in edges:
         for scale, shift in [(1.0, 0.0), (1e4, 0.0), (1e-4, 0.0), (1.0, 100.0)]:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 if dtype == torch.float16 and scale > 1:
@@ -271,7 +275,7 @@ class Table:
                "roofline_ms": "" if floor is None else f"{floor:.4f}", **self.common}  # fmt: skip
         memory = "" if mib is None else f"{mib:10.1f} MiB"
         below = "" if floor is None else f"{floor:9.3f} floor"
-        print(f"  {library:<24}{mode:<16}{neighborhood:<12}{what:<15}{ms:9.3f} ms{memory}{below}", flush=True)
+        print(f"  {library:<24}{mode:<16}{neighborhood:<12}{what:<21}{ms:9.3f} ms{memory}{below}", flush=True)
         self.rows += 1
         if self.out:
             with open(self.out, "a", newline="") as file:
@@ -293,7 +297,7 @@ def run_cuda(arguments: argparse.Namespace) -> int:
         commit=arguments.commit,
         date=datetime.date.today().isoformat(),
     )
-    check_edges()
+    check_edges(EDGES)
     bandwidth, rate = ceilings()
     print(f"{bandwidth / 1e12:.2f} TB/s copy, {rate / 1e12:.0f} TFLOP/s bf16", flush=True)
     for shape in SHAPES:
@@ -310,6 +314,7 @@ def run_cuda(arguments: argparse.Namespace) -> int:
                 print(f"  {library:<24}left out: out of memory")
             torch.cuda.empty_cache()
         time_flash_kmeans(table, shape, bandwidth, rate)
+        time_accumulate(table, shape)
         torch.cuda.empty_cache()
     return table.rows
 
@@ -341,6 +346,19 @@ def time_layer(
             codes, points = layer.codebook.clone(), x.detach()
             ms = median_ms(lambda: nearest(points, codes, precision=mode))
             table.add(library, mode, "none", shape, "assignment", ms)
+
+
+def time_accumulate(table: Table, shape: tuple[int, int, int]) -> None:
+    """Sums and counts alone, with all codes chosen alike and with one code chosen by all."""
+    n, k, d = shape
+    x = torch.randn(n, d, device="cuda")
+    chosen = {"uniform": torch.randint(k, (n,), device="cuda"), "one code": torch.full((n,), k // 2, device="cuda")}
+    for what, index in chosen.items():
+        for mode in ("atomic", "deterministic"):
+            torch.use_deterministic_algorithms(mode == "deterministic")
+            ms = median_ms(captured(lambda index=index: accumulate(x, index, k)))  # type: ignore[misc]
+            torch.use_deterministic_algorithms(False)
+            table.add("topovq", mode, "none", shape, f"accumulate, {what}", ms)
 
 
 def time_flash_kmeans(table: Table, shape: tuple[int, int, int], bandwidth: float, rate: float) -> None:

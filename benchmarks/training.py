@@ -1,10 +1,11 @@
 """Whole training steps: data, forward, backward, clipping, AdamW, codebook update and logging, per step.
 
-    PYTHONPATH=src python -m benchmarks.training --out benchmarks/results
+    python -m benchmarks.training --out benchmarks/results
 
-The images are random but smooth, of the size that the paper's data sets have. A step is timed as training runs it:
-batches from the feed, figures read back every 100 steps, the clock read only where the device is idle. Each number is
-the median of some stretches. Writes training.csv with the hardware and versions in it.
+Three files: training.csv has the paper's models with several quantizers and ways of running the step, scale.csv the
+CIFAR-10 model over codebook sizes, at_once.csv several runs that share the device. The images are random but smooth, of
+the size that the paper's data sets have. A step is timed as training runs it: batches from the feed, figures read back
+every 100 steps, the clock read only where the device is idle. Each number is the median of some stretches.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from topovq.training import TrainConfig, World
@@ -42,13 +41,20 @@ QUANTIZERS: dict[str, dict[str, Any]] = {
     "kohonen gaussian": {"quantizer": "kohonen", "quantizer_options": {"neighborhood": "gaussian"}},
     "ema": {"quantizer": "ema"},
     "gradient": {"quantizer": "gradient"},
+    "som-vae": {"quantizer": "som-vae"},
+    "vector-quantize-pytorch": {"quantizer": "vqp"},
 }
+CODEBOOKS = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
+SCALED = ("ema", "kohonen hard", "kohonen")
+STUDIES = ["training", "scale", "at_once"]
+AT_ONCE = (1, 2, 3, 4, 6, 8)
 # How the step is run: (bf16, compile, CUDA graph)
 WAYS = {
     "eager fp32": (False, False, False),
     "eager bf16": (True, False, False),
     "compiled bf16, graph": (True, True, True),
 }
+GRAPHED = "compiled bf16, graph"
 
 
 class Smooth:
@@ -78,29 +84,44 @@ class Smooth:
             i += 1
 
 
-def measure(
-    source: Smooth, config: TrainConfig, way: tuple[bool, bool, bool], steps: int, device: torch.device
-) -> dict[str, float]:
-    """Milliseconds a step (median and fastest stretch), images a second, peak memory in MiB, seconds to start."""
+def start(
+    source: Smooth, config: TrainConfig, way: tuple[bool, bool, bool], device: torch.device, seed: int = 0
+) -> TrainStep:
+    """A step that is compiled, captured and has run."""
     bf16, compile, graph = way
-    cuda = device.type == "cuda"
     world = World(0, 1, device)
-    torch.manual_seed(0)
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
+    torch.manual_seed(seed)
     model = config.build_model(source.size, source.mean, source.std).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
     assert config.learning_rate is not None
     assert config.batch_size is not None
     optimizer = make_optimizer(model, config.learning_rate, 0.0, device)
-    feed = open_feed(source, config.batch_size, 0, 0, world)
+    feed = open_feed(source, config.batch_size, seed, 0, world)
     pixels = config.batch_size * source.size**2
-    step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph and cuda, pixels=pixels)
+    graph = graph and device.type == "cuda"
+    step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph, pixels=pixels)
     for _ in range(5):
         step()
-    if cuda:
+    finish(device)
+    return step
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def measure(
+    source: Smooth, config: TrainConfig, way: tuple[bool, bool, bool], steps: int, device: torch.device
+) -> dict[str, float]:
+    """Milliseconds a step (median and fastest stretch), images a second, peak memory in MiB, seconds to start."""
+    cuda = device.type == "cuda"
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    step = start(source, config, way, device)
     started = time.perf_counter() - began
     stretches, pending = [], step.read()
     for _ in range(5):
@@ -110,10 +131,10 @@ def measure(
             if (i + 1) % LOG_EVERY == 0 or i + 1 == steps:
                 pending.values()  # of the interval before, as in training
                 pending = step.read()
-        if cuda:
-            torch.cuda.synchronize()
+        finish(device)
         stretches.append((time.perf_counter() - began) / steps)
     median = statistics.median(stretches)
+    assert config.batch_size is not None
     return {
         "ms": 1e3 * median,
         "ms_fastest": 1e3 * min(stretches),
@@ -126,9 +147,28 @@ def measure(
     }
 
 
+def measure_at_once(source: Smooth, config: TrainConfig, steps: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Milliseconds per step of one run, with more and more runs that take turns, each on a stream of its own."""
+    lanes: list[tuple[TrainStep, torch.cuda.Stream]] = []
+    for runs in AT_ONCE:
+        while len(lanes) < runs:
+            lanes.append((start(source, config, WAYS[GRAPHED], device, seed=len(lanes)), torch.cuda.Stream()))
+        stretches = []
+        for _ in range(5):
+            began = time.perf_counter()
+            for _ in range(steps):
+                for step, stream in lanes:
+                    with torch.cuda.stream(stream):
+                        step()
+            finish(device)
+            stretches.append((time.perf_counter() - began) / steps / runs)
+        yield {"runs": runs, "ms_per_step_of_a_run": 1e3 * statistics.median(stretches)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for training.csv")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the CSV files")
+    parser.add_argument("--studies", nargs="*", choices=STUDIES, default=STUDIES)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=200, help="steps of a stretch; a fifth of it for vqvae2")
     parser.add_argument("--cases", nargs="*", choices=["vqvae", "vqvae2"], default=["vqvae", "vqvae2"])
@@ -137,36 +177,56 @@ def main() -> None:
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
     facts = environment(device, 1)
-    rows = []
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with fastest_convolutions():
+        if "training" in arguments.studies:
+            write(arguments.out / "training.csv", the_models(arguments, device), facts)
+        config = TrainConfig(model="vqvae", model_options=PAPER, **QUANTIZERS["kohonen hard"]).resolve(device.type)
+        case = CASES["vqvae 32x32, batch 256"]
+        source = Smooth(case["size"], case["images"], case["resident"])
+        if "scale" in arguments.studies:
+            write(arguments.out / "scale.csv", the_codebooks(source, arguments.steps, device), facts)
+        if "at_once" in arguments.studies and device.type == "cuda":
+            write(arguments.out / "at_once.csv", measure_at_once(source, config, arguments.steps, device), facts)
+
+
+def the_models(arguments: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
     for name, case in CASES.items():
         if case["model"] not in arguments.cases:
             continue
         source = Smooth(case["size"], case["images"], case["resident"])
         steps = arguments.steps if case["model"] == "vqvae" else max(1, arguments.steps // 5)
-        for label, options in QUANTIZERS.items():
+        for label in arguments.quantizers:
             # The slower ways are there for comparison: one quantizer shows it.
-            ways = arguments.ways if label == "kohonen hard" else [w for w in arguments.ways if "graph" in w]
-            for way in ways if label in arguments.quantizers else []:
-                config = TrainConfig(model=case["model"], model_options=PAPER, **options).resolve(device.type)
-                with fastest_convolutions():
-                    figures = measure(source, config, WAYS[way], steps, device)
-                rows.append({"case": name, "quantizer": label, "way": way, **figures})
-                print(f"{name}, {label}, {way}: {figures['ms']:.3f} ms, {figures['peak_mib']:,.0f} MiB", flush=True)
-                torch.compiler.reset()
-                gc.collect()
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
-    table = Table(title=f"Training steps on {facts['hardware']}, torch {facts['version_torch']}")
-    for column in rows[0]:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=160).print(table)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with open(arguments.out / "training.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *facts])
-        writer.writeheader()
-        writer.writerows({**row, **facts} for row in rows)
+            ways = arguments.ways if label == "kohonen hard" else [w for w in arguments.ways if w == GRAPHED]
+            if label == "vector-quantize-pytorch":  # it waits for the device, so that no graph can hold it
+                ways = [w for w in arguments.ways if w == "eager bf16"]
+            for way in ways:
+                config = TrainConfig(model=case["model"], model_options=PAPER, **QUANTIZERS[label])
+                figures = measure(source, config.resolve(device.type), WAYS[way], steps, device)
+                yield {"case": name, "quantizer": label, "way": way, **figures}
+
+
+def the_codebooks(source: Smooth, steps: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    for size in CODEBOOKS:
+        for label in SCALED:
+            config = TrainConfig(model="vqvae", model_options=PAPER, codebook_size=size, **QUANTIZERS[label])
+            figures = measure(source, config.resolve(device.type), WAYS[GRAPHED], max(20, steps // 4), device)
+            yield {"codebook_size": size, "quantizer": label, **figures}
+
+
+def write(path: Path, rows: Iterator[dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Print each row and append it to the file as it comes."""
+    with open(path, "w", newline="") as file:
+        writer = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, [*row, *facts])
+                writer.writeheader()
+            writer.writerow({**row, **facts})
+            file.flush()
+            shown = (f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values())
+            print(path.name, *shown, sep="  ", flush=True)
 
 
 if __name__ == "__main__":
