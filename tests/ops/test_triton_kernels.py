@@ -20,7 +20,7 @@ from topovq.ops.kernel import CUTOFF, Course, Kernel
 from topovq.ops.nearest import METRICS, nearest
 from topovq.ops.quantize import Choice, quantize
 from topovq.ops.smooth import method, smooth, smooth_reference
-from topovq.ops.triton_course import course_constants, width_and_strength
+from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_search import backward_triton, nearest_triton, quantize_triton
 from topovq.ops.triton_smooth import LARGE, SMALL, smooth_triton, tile
 from topovq.ops.triton_stats import accumulate_triton
@@ -320,12 +320,8 @@ def test_the_gradient_of_quantize(dtype):
 
 
 @triton.jit
-def _course_kernel(
-    step_ptr, out_ptr,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr,
-    TAU: tl.constexpr, START: tl.constexpr, END: tl.constexpr, STEPS: tl.constexpr, LOG_RATIO: tl.constexpr,
-):  # fmt: skip
-    width, strength = width_and_strength(step_ptr, KIND, SCHEDULE, TAU, START, END, STEPS, LOG_RATIO)
+def _course_kernel(step_ptr, course_ptr, out_ptr, KIND: tl.constexpr, SCHEDULE: tl.constexpr):
+    width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
     tl.store(out_ptr, width)
     tl.store(out_ptr + 1, strength)
 
@@ -347,7 +343,9 @@ def test_width_and_strength_are_those_of_the_schedule_in_float64(kind, schedule)
     for t in (0, 1, 7, 11, 12, 14_999, 10**6, 2**40):
         step = torch.tensor(t)
         out = torch.empty(2, dtype=torch.float64, device=DEVICE)
-        _course_kernel[(1,)](step.to(DEVICE), out, **course_constants(neighborhood.course))
+        course = neighborhood.course
+        table = course_table(course, out.device)
+        _course_kernel[(1,)](step.to(DEVICE), table, out, KIND=course.kind, SCHEDULE=course.schedule)
         expected = [neighborhood.width(step).item(), neighborhood.strength(step).item()]
         assert out.tolist() == pytest.approx(expected, rel=1e-14)
 

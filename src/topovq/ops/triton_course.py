@@ -1,16 +1,18 @@
 """Width and strength of a neighborhood at the codebook's step, computed where they are needed (ops/kernel.py: Course).
 
-The numbers of a course are compiled into the kernels: arguments of a kernel are rounded to float32, in which a place
-at distance sqrt(2) is no longer within sqrt(2).
+The numbers of a course lie on the device in float64: arguments of a kernel are rounded to float32, in which a place at
+distance sqrt(2) is no longer within sqrt(2). Compiled into the kernels, each course would need kernels of its own.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import lru_cache
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from topovq.ops.kernel import NARROWEST, Course
 
@@ -18,20 +20,16 @@ NARROW = tl.constexpr(NARROWEST)
 
 
 @triton.jit
-def width_and_strength(
-    step_ptr,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr,
-    TAU: tl.constexpr, START: tl.constexpr, END: tl.constexpr, STEPS: tl.constexpr, LOG_RATIO: tl.constexpr,
-):  # fmt: skip
+def width_and_strength(step_ptr, course_ptr, KIND: tl.constexpr, SCHEDULE: tl.constexpr):
     """Both float64; where SCHEDULE is "given", step_ptr points at the width itself."""
-    width = tl.full((), START, tl.float64)
+    width = tl.load(course_ptr + 1)
     strength = tl.full((), 1.0, tl.float64)
     if SCHEDULE == "given":
         width = tl.load(step_ptr)
     else:
         t = tl.load(step_ptr).to(tl.float64)
         if SCHEDULE == "harmonic":
-            value = 1.0 / (1.0 + t * tl.full((), TAU, tl.float64))
+            value = 1.0 / (1.0 + t * tl.load(course_ptr))
             if KIND == "hard":
                 strength = value
             elif KIND == "gaussian":
@@ -39,24 +37,18 @@ def width_and_strength(
             else:
                 width = width * value
         else:
-            progress = tl.minimum(t / tl.full((), STEPS, tl.float64), 1.0)
+            progress = tl.minimum(t / tl.load(course_ptr + 3), 1.0)
             if SCHEDULE == "linear":
-                width = width + tl.full((), END - START, tl.float64) * progress
+                width = width + (tl.load(course_ptr + 2) - width) * progress
             else:
-                width = width * tl.exp(progress * tl.full((), LOG_RATIO, tl.float64))
+                width = width * tl.exp(progress * tl.load(course_ptr + 4))
             width = tl.maximum(width, tl.full((), NARROW, tl.float64))
     return width, strength
 
 
-def course_constants(course: Course) -> dict[str, Any]:
-    """The arguments of `width_and_strength`."""
+@lru_cache(maxsize=256)
+def course_table(course: Course, device: torch.device) -> Tensor:
+    """tau, start, end, steps and log(end / start), float64 on the device, made once."""
     log_ratio = math.log(course.end / course.start) if course.schedule == "exponential" else 0.0
-    return {
-        "KIND": course.kind,
-        "SCHEDULE": course.schedule,
-        "TAU": float(course.tau),
-        "START": float(course.start),
-        "END": float(course.end),
-        "STEPS": float(course.steps),
-        "LOG_RATIO": log_ratio,
-    }
+    numbers = [course.tau, course.start, course.end, course.steps, log_ratio]
+    return torch.tensor(numbers, dtype=torch.float64, device=device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from topovq.grid import Grid
 from topovq.ops.kernel import CUTOFF, Course
-from topovq.ops.triton_course import course_constants, width_and_strength
+from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_stats import on_device
 
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
@@ -67,13 +67,12 @@ def _smooth_tile(
 
 @triton.jit
 def _axis_kernel(
-    sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr,
+    sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
     n, sums_programs, sums_columns, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
-    TAU: tl.constexpr, START: tl.constexpr, END: tl.constexpr, STEPS: tl.constexpr, LOG_RATIO: tl.constexpr,
     WRAP: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    width, _ = width_and_strength(step_ptr, KIND, SCHEDULE, TAU, START, END, STEPS, LOG_RATIO)
+    width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
     program = tl.program_id(0)
     if program < sums_programs:
         _smooth_tile(
@@ -95,7 +94,8 @@ def smooth_triton(
 
     Without a course, `step` is the width itself (float64). A single place gets its own tensors back.
     """
-    constants = course_constants(course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1))
+    course = course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1)
+    table = course_table(course, sums_KD.device)
     d = sums_KD.shape[1]
     for axis, (n, wraps) in enumerate(zip(grid.shape, grid.wrap)):
         if n == 1:
@@ -110,8 +110,8 @@ def smooth_triton(
         out_KD, out_K = torch.empty_like(sums_KD), torch.empty_like(counts_K)
         with on_device(sums_KD):
             _axis_kernel[(sums_programs + counts_programs,)](
-                sums_KD, counts_K, out_KD, out_K, step,
-                n, sums_programs, after * d, columns, *strides, **constants,
+                sums_KD, counts_K, out_KD, out_K, step, table,
+                n, sums_programs, after * d, columns, *strides, KIND=course.kind, SCHEDULE=course.schedule,
                 WRAP=wraps, BLOCK_I=block_i, BLOCK_C=block_c, BLOCK_J=block_j,
             )  # fmt: skip
         sums_KD, counts_K = out_KD, out_K

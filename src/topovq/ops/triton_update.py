@@ -16,7 +16,7 @@ from torch import Tensor
 from topovq.grid import Grid
 from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth, step_table
-from topovq.ops.triton_course import course_constants, width_and_strength
+from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_smooth import smooth_triton
 from topovq.ops.triton_stats import on_device
 
@@ -55,16 +55,15 @@ def _weight(length_ptr, width, strength):
 
 @triton.jit
 def _counts_kernel(
-    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr, now_ptr,
-    K, M, n0, n1, n2, decay,
+    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr, course_ptr,
+    now_ptr, K, M, n0, n1, n2, decay,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
-    TAU: tl.constexpr, START: tl.constexpr, END: tl.constexpr, STEPS: tl.constexpr, LOG_RATIO: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.load(batch_ptr + code, code < K, 0.0)
     if KIND == "hard":
-        width, strength = width_and_strength(step_ptr, KIND, SCHEDULE, TAU, START, END, STEPS, LOG_RATIO)
+        width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
         if tl.program_id(0) == 0:  # for the second launch, which moves the step
             tl.store(now_ptr, width)
             tl.store(now_ptr + 1, strength)
@@ -134,14 +133,14 @@ def update_triton(
     """Move codes, sums, counts, hits and step in place (float32, contiguous; grids of up to 3 axes)."""
     k, d = codes_KD.shape
     device = codes_KD.device
-    raw_K, steps_M3, lengths_M, constants = batch_K, batch_K, batch_K, course_constants(course)
+    raw_K, steps_M3, lengths_M = batch_K, batch_K, batch_K
     window = 0
     if method(grid, course) == "box":
         steps_M3, lengths_M = step_table(grid, course.start, device)
         window = len(lengths_M)
     else:
         batch_KD, batch_K = _smoothed(batch_KD, batch_K, grid, course, step)
-        constants = course_constants(Course("none", "harmonic", 0.0, 0.0, 0.0, 1))  # one kernel for all of these
+        course = Course("none", "harmonic", 0.0, 0.0, 0.0, 1)  # one kernel for all of these
     sizes = (1,) * (3 - grid.ndim) + grid.shape
     wraps = (False,) * (3 - grid.ndim) + grid.wrap
     lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": grid.topology == "hexagonal"}
@@ -153,14 +152,15 @@ def update_triton(
     block = max(1, 2048 // padded)
     with on_device(codes_KD):
         _counts_kernel[(programs,)](
-            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, lengths_M, step, now,
-            k, window, *sizes, decay, **constants, BLOCK=COUNTS, **lattice,
+            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, lengths_M, step,
+            course_table(course, device), now,
+            k, window, *sizes, decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
         _codes_kernel[(triton.cdiv(k, block),)](
             batch_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
             k, d, window, programs, *sizes, decay, eps,
-            KIND=constants["KIND"], UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
+            KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
             BLOCK_K=block, DP=padded, PROGRAMS=triton.next_power_of_2(programs), **lattice,
         )  # fmt: skip
 
