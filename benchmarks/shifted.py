@@ -30,7 +30,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "hard, tau 0.01": {"neighborhood": "hard", "tau": 0.01},
     "gaussian, tau 0.1": {"neighborhood": "gaussian"},
     "exponential, tau 0.1": {"neighborhood": "exponential"},
-    "default (exponential, tau 0.01)": {},
+    "exponential, tau 0.01": {"neighborhood": "exponential", "tau": 0.01},
+    "default": {},
+    "default, steps=3000": {"steps": 3000},
 }
 
 

@@ -161,7 +161,7 @@ def recommended(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | N
     A Gaussian that starts START_SHARE of the map's side wide, the side being the geometric mean of its axes. With
     `steps` its width falls exponentially to END_WIDTH over SPAN of them and stays there. Without, it falls as in the
     paper, 1/sqrt(1 + t*tau), with tau = OPEN_TAU * start: a map twice as wide takes twice as long to come down to one
-    cell (about 1,500 updates for 1,024 codes, 8,000 for 16,384).
+    cell.
     """
     start = max(LEAST_START, START_SHARE * grid.size ** (1 / grid.ndim))
     if steps is None:

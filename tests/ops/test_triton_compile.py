@@ -1,0 +1,70 @@
+"""The kernels of an update, compiled for a GPU that need not be there: the interpreter accepts more than the compiler.
+
+(A variable that changes its type in a branch or a loop, above all.)
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+COMPILE = """
+import os, subprocess, tempfile
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from topovq.ops import triton_smooth, triton_update
+
+POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
+            "frozen_ptr": "*i1"}
+CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+
+def build(kernel, constants, **types):
+    types = {**POINTERS, "decay": "fp32", "eps": "fp32", **types}
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "*fp32" if name.endswith("_ptr") else "i32")
+        for name in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [CUOBJDUMP, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "STACK:0 " in usage and "LOCAL:0 " in usage, usage  # what spilled from registers would lie there
+
+def course(kind, schedule):
+    return {"KIND": kind, "SCHEDULE": schedule}
+
+tiles = [dict(zip(("BLOCK_I", "BLOCK_C", "BLOCK_J"), tile)) for tile in (triton_smooth.SMALL, triton_smooth.LARGE)]
+for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", False), ("given", True)):
+    for tile in tiles:
+        step = "*fp64" if schedule == "given" else "*i64"
+        # Numbers that are 1 are compiled in: the strides and columns of a line of codes of one dimension.
+        line = {"sums_columns": 1, "counts_columns": 1, "counts_place_stride": 1}
+        ones = line if wrap else {"counts_column_stride": 1}
+        build(triton_smooth._axis_kernel, {**course("gaussian", schedule), **tile, **ones, "WRAP": wrap}, step_ptr=step)
+for kind, schedule, hexagonal in (
+    ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False)
+):
+    lattice = {"WRAP0": False, "WRAP1": hexagonal, "WRAP2": not hexagonal, "HEXAGONAL": hexagonal, "n0": 1}
+    unused = {"steps_ptr": "*fp32", "lengths_ptr": "*fp32"} if kind == "none" else {}
+    build(triton_update._counts_kernel, {**course(kind, schedule), **lattice, "BLOCK": triton_update.COUNTS}, **unused)
+    rule = {"KIND": kind, "UPDATE_EMPTY": not hexagonal, "CARRIED": True, "COSINE": False}
+    build(triton_update._codes_kernel, {**rule, **lattice, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
+"""
+
+
+def test_the_kernels_of_an_update_compile_for_a_gpu_and_spill_nothing():
+    process = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+    )
+    assert process.returncode == 0, process.stderr

@@ -1,0 +1,42 @@
+"""The operation as PyTorch sees it: its schema says what it changes, and it can be traced."""
+
+import pytest
+import torch
+
+from topovq.grid import Grid
+from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule
+from topovq.ops.update import update
+
+RULE = {"decay": 0.75, "eps": 1e-5, "update_empty": False, "carried": True, "cosine": False}
+
+
+def state(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """codes, sums, counts, hits, step, frozen, and a batch's sums and counts, of 12 codes."""
+    codes = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    counts = torch.arange(12, dtype=dtype) % 3
+    frozen = torch.zeros(12, dtype=torch.bool)
+    book = [codes, codes.clone(), torch.ones(12, dtype=dtype), torch.zeros(12, dtype=dtype), torch.tensor(5), frozen]
+    return [*book, codes.flip(0) * counts[:, None], counts]
+
+
+@pytest.mark.parametrize("kind", NEIGHBORHOODS)
+def test_the_operation_keeps_to_its_schema(kind):
+    course = Neighborhood(kind, Grid((3, 4))).course
+    numbers = (course.kind, course.schedule, course.tau, course.start, course.end, course.steps)
+    arguments = (*state(), [3, 4], [False, False], "rectangular", *numbers, *RULE.values())
+    torch.library.opcheck(torch.ops.topovq.update.default, arguments)
+
+
+def test_the_weights_are_those_of_the_step():
+    # At step 5 of 10 the width is 4 * (1/4)^(1/2) = 2; a step later the codes learn with another one.
+    neighborhood = Neighborhood("gaussian", Grid((3, 4)), schedule=Schedule.exponential(4, 1, 10))
+    distance = neighborhood.grid.distance_matrix()
+    codes, sums, counts, hits, step, frozen, batch_sums, batch_counts = state(torch.float64)
+    weights = torch.exp(-((distance / 2) ** 2))
+    expected = (0.75 * sums + 0.25 * weights @ batch_sums) / (0.75 * counts + 0.25 * weights @ batch_counts)[:, None]
+    update(
+        codes, sums, counts, hits, step, frozen, batch_sums, batch_counts,
+        neighborhood.grid, neighborhood.course, **RULE,
+    )  # fmt: skip
+    torch.testing.assert_close(codes, expected)
+    assert step.item() == 6
