@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from topovq.grid import Grid
+from topovq.neighborhood import recommended
 from topovq.training import TrainConfig
 
 
@@ -18,14 +21,23 @@ def test_what_is_left_open_is_filled_in_from_the_paper() -> None:
     assert vqvae.out == Path("runs") / vqvae.run_id
 
 
+def open_for(steps: int, size: int = 512) -> dict[str, Any]:
+    """The options that spell out the recommended neighborhood."""
+    kind, schedule, radius = recommended(Grid.balanced(size), steps)
+    assert radius is None
+    return {"neighborhood": kind, "schedule": schedule.to_dict()}
+
+
 @pytest.mark.parametrize(
     ("change", "options"),
     [
-        ({}, {"steps": 700}),
-        ({"quantizer": "soft"}, {"steps": 700}),
-        ({"quantizer": "residual"}, {"steps": 700}),
-        ({"quantizer_options": {"decay": 0.9}}, {"decay": 0.9, "steps": 700}),
-        ({"quantizer_options": {"steps": 50}}, {"steps": 50}),
+        ({}, open_for(700)),
+        ({"quantizer": "soft"}, open_for(700)),
+        ({"quantizer": "residual"}, open_for(700)),
+        ({"quantizer_options": {"decay": 0.9}}, {"decay": 0.9, **open_for(700)}),
+        ({"quantizer_options": {"steps": 50}}, open_for(50)),
+        ({"quantizer_options": {"grid": [4, 128]}}, {"grid": [4, 128], **open_for(700)}),
+        ({"codebook_size": 4096}, open_for(700, 4096)),
         ({"quantizer_options": {"tau": 0.2}}, {"tau": 0.2}),
         ({"quantizer_options": {"neighborhood": "hard"}}, {"neighborhood": "hard"}),
         ({"quantizer": "ema"}, {}),
@@ -38,7 +50,8 @@ def test_a_neighborhood_left_open_shrinks_with_the_training(change: dict[str, An
     resolved = config.resolve("cpu")
     assert resolved.quantizer_options == options
     assert resolved.resolve("cpu").run_id == resolved.run_id
-    assert "steps" not in config.quantizer_options or options["steps"] == 50, "what was given is not changed"
+    assert config.quantizer_options == change.get("quantizer_options", {}), "what was given is not changed"
+    assert json.loads(json.dumps(resolved.as_dict())) == resolved.as_dict()
     resolved.build_model(16, (0,) * 3, (1,) * 3)
 
 

@@ -78,7 +78,9 @@ from test_many import configs
 from tiny import TinySource
 from topovq.training import Interrupted, many
 try:
-    made = [c.resolve("cpu") for c in configs(Path(sys.argv[2]), steps=int(sys.argv[3]), resume=True, validate_every=40, checkpoint_every=40)]
+    every = {"validate_every": 40, "checkpoint_every": 40}
+    made = configs(Path(sys.argv[2]), steps=int(sys.argv[3]), resume=True, **every)
+    made = [c.resolve("cpu") for c in made]
     many._in_turns(made, 3, TinySource(), many._Progress(made, 3, quiet=True))
 except Interrupted as stopped:
     sys.exit(stopped.exit_code)

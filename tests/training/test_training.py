@@ -199,7 +199,7 @@ def test_a_run_made_longer_keeps_its_schedule(tmp_path: Path) -> None:
     # ... as if it had been a run of 12 steps with a schedule for 8; the schedule for 12 is another run.
     train(tiny_config(whole, quantizer_options={"steps": 8}, **large), source=TinySource(), quiet=True)
     assert losses(out) == losses(whole)
-    with pytest.raises(ValueError, match=r"started with quantizer_options=\{'steps': 8\} but is resumed with .*12"):
+    with pytest.raises(ValueError, match=r"started with quantizer_options=.* but is resumed with quantizer_options="):
         train(tiny_config(out, resume=True, quantizer_options={"steps": 12}, **large), source=TinySource(), quiet=True)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topovq.models import MODELS, Tokenizer, check_name, check_options
+from topovq.neighborhood import recommended
+from topovq.quantizers.kohonen import make_grid
 from topovq.training.record import RECORD_FILE, read_record
 
 # What changes where or how a run is done and watched, but not which experiment it is.
@@ -93,7 +95,6 @@ class TrainConfig:
         batch_size, learning_rate = DEFAULTS_OF[self.model]
         resolved = dataclasses.replace(
             self,
-            quantizer_options=self._scheduled_options(),
             batch_size=self.batch_size if self.batch_size is not None else batch_size,
             learning_rate=self.learning_rate if self.learning_rate is not None else learning_rate,
             precision=self.precision if self.precision != "auto" else "bf16" if device_type == "cuda" else "fp32",
@@ -109,24 +110,30 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(resolved, name)!r} must be above 0")
         if resolved.precision not in ("bf16", "fp32"):
             raise ValueError(f"precision={resolved.precision!r} is unknown; use auto, bf16 or fp32")
+        resolved.quantizer_options = resolved._scheduled_options()
         if resolved.out is None:
             resolved.out = Path("runs") / resolved.run_id
         return resolved
 
     def _scheduled_options(self) -> dict[str, Any]:
-        """The quantizer's options with the length of the training, where its neighborhood is left open.
+        """The quantizer's options with the recommended neighborhood spelled out, where it is left open.
 
-        A run that is resumed keeps the schedule it was started with: more steps are trained at its last width.
+        So the record says what was run, and a change of what is recommended is another run. A run that is resumed keeps
+        the schedule it was started with: more steps are trained at its last width.
         """
         options = self.quantizer_options
         kind = options.get("quantizer", "kohonen") if self.quantizer == "residual" else self.quantizer
-        if kind not in SCHEDULED or any(options.get(name) is not None for name in NEIGHBORHOOD_OPTIONS):
+        given = [name for name in NEIGHBORHOOD_OPTIONS if options.get(name) is not None]
+        if kind not in SCHEDULED or (given and given != ["steps"]):
             return options
-        steps = self.steps
-        if self.resume and self.out is not None and (self.out / RECORD_FILE).exists():
-            started = read_record(self.out / RECORD_FILE)[0]
-            steps = started.get("quantizer_options", {}).get("steps", steps)
-        return {**options, "steps": steps}
+        kept = {name: value for name, value in options.items() if name != "steps"}
+        if not given and self.resume and self.out is not None and (self.out / RECORD_FILE).exists():
+            started = read_record(self.out / RECORD_FILE)[0].get("quantizer_options", {})
+            return {**kept, **{name: started[name] for name in NEIGHBORHOOD_OPTIONS if name in started}}
+        topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
+        grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap, needed=True)
+        neighborhood, schedule, _ = recommended(grid, options.get("steps", self.steps))
+        return {**kept, "neighborhood": neighborhood, "schedule": schedule.to_dict()}
 
     def _check_model_options(self) -> None:
         known = [name for name in inspect.signature(MODELS[self.model]).parameters if not hasattr(self, name)]

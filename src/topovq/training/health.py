@@ -58,7 +58,8 @@ class UsageWatch:
 
 def advice(kind: str, options: dict[str, Any], codebook_size: int) -> str:
     """What keeps more codes in use than this quantizer does."""
-    set_here = [name for name in CHOICES if name in options]
+    over_the_training = "schedule" in options  # as the recommended neighborhood is
+    set_here = [name for name in CHOICES if name in options and not over_the_training]
     if kind not in MAPPED:
         first = "use --quantizer kohonen: codes that learn together with their neighbors on a map stay in use"
     elif set_here:
