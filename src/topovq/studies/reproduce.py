@@ -80,7 +80,7 @@ def reproduce(
     for name in tables:
         sheet = make_sheet(name, request)
         show(FORMATS[request.format](sheet))
-        written += _write(sheet, request.out)
+        written += _write(name, sheet, request.out)
     for name in figures:
         written += _draw(name, request)
     return written
@@ -163,9 +163,14 @@ def _draw(name: str, request: Request) -> list[Path]:
     )
 
 
-def _write(sheet: Sheet, out: Path) -> list[Path]:
-    """The sheet's files: rows for programs, and the table with its caption."""
+def _write(table: str, sheet: Sheet, out: Path) -> list[Path]:
+    """The sheet's files: rows for programs, the table with its caption and, of the study `scale`, a picture."""
     texts = {out / f"{sheet.name}.csv": as_csv(sheet), out / f"{sheet.name}.md": markdown(sheet)}
     for path, text in texts.items():
         write_atomic(path, text.encode())
-    return list(texts)
+    if table != SCALE:
+        return list(texts)
+    from topovq.studies.canvas import save
+    from topovq.studies.figure_scale import draw_scale
+
+    return [*texts, *save(draw_scale(sheet), out, sheet.name)]
