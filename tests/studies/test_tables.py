@@ -85,6 +85,7 @@ def test_the_caption_says_what_is_less_than_the_paper_and_what_differs(tmp_path:
     assert "ema (+10% -2.9)" in apart
     assert "exponential" not in apart
     assert "PARTIAL" not in sheet.caption
+    assert "good" not in sheet.caption
 
 
 def test_full_runs_of_as_many_seeds_as_the_paper_need_no_excuse(tmp_path: Path) -> None:
@@ -93,6 +94,7 @@ def test_full_runs_of_as_many_seeds_as_the_paper_need_no_excuse(tmp_path: Path) 
             write_record(tmp_path / f"{cell.name}-{seed}.jsonl", lines_of(cell.config(seed), [52.0] * 30))
     sheet = make_table("sensitivity", "cifar10", Library([tmp_path]), seeds=10)
     assert "Fewer" not in sheet.caption
+    assert "ten seeds that it calls good" in sheet.caption  # count_init 0 is among the rows
 
 
 def test_missing_seeds_are_refused_by_name_and_a_partial_table_says_so(tmp_path: Path) -> None:
@@ -102,6 +104,7 @@ def test_missing_seeds_are_refused_by_name_and_a_partial_table_says_so(tmp_path:
     sheet = make(library, partial=True)
     assert [row[sheet.columns.index("n")] for row in sheet.values] == ["3", "2", "3", "3"]
     assert sheet.notes[0].startswith("PARTIAL: missing: ksom hard")
+    assert "Fewer seeds than the paper: 2 to 3 a cell, 10 there." in sheet.notes
     assert all("PARTIAL: missing: ksom hard" in FORMATS[name](sheet) for name in ("terminal", "markdown", "latex"))
 
 

@@ -250,9 +250,8 @@ def _notes(rows: list[Row]) -> list[str]:
     notes = []
     seeds = [(row.n, int(row.cell.paper["seeds"])) for row in rows if row.cell.paper]
     if any(n < theirs for n, theirs in seeds):
-        notes.append(
-            f"Fewer seeds than the paper: {min(n for n, _ in seeds)} a cell, {max(t for _, t in seeds)} there."
-        )
+        ours, paper = map(_range, zip(*seeds))
+        notes.append(f"Fewer seeds than the paper: {ours} a cell, {paper} there.")
     steps, quick = rows[0].steps, rows[0].cell.dataset == QUICK
     if steps < PAPER_STEPS:
         notes.append(f"Fewer steps than the paper: {steps:,}, {PAPER_STEPS:,} there.")
@@ -271,6 +270,8 @@ def _notes(rows: list[Row]) -> list[str]:
         )
     if {"gaussian", "exponential"} <= {row.cell.neighborhood for row in rows}:
         notes.append("gaussian is the paper's formula, exponential the one in its authors' code.")
+    if any(row.cell.key[1:3] == ("cifar10", "ema") and row.cell.count_init == "0" for row in rows):
+        notes.append("The paper's ema rows with count_init 0 are of ten seeds that it calls good; ours are not chosen.")
     if any(row.cell.method == "som-vae" for row in rows):
         notes.append(
             "som-vae pulls neighbors toward the winning code, as the authors' code does, with the weight 0.1 that "
@@ -283,3 +284,9 @@ def _notes(rows: list[Row]) -> list[str]:
     if hardware:
         notes.append(f"Run on {', '.join(hardware)}.")
     return notes
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """`3`, or `2 to 3` where they differ."""
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} to {most}"
