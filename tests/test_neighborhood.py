@@ -10,6 +10,8 @@ from topovq.neighborhood import (
     END_WIDTH,
     LEAST_START,
     NEIGHBORHOODS,
+    OPEN_MOST,
+    OPEN_SHARE,
     OPEN_TAU,
     SPAN,
     START_SHARE,
@@ -235,6 +237,7 @@ def test_the_recommended_width_is_a_share_of_the_side(grid, side):
         assert width(torch.tensor(round(share * SPAN * 1000))).item() == pytest.approx(expected, rel=1e-12)
     kind, schedule, radius = recommended(grid, None)
     width = Neighborhood(kind, grid, schedule=schedule, radius=radius).width
+    first = max(LEAST_START, min(OPEN_MOST, OPEN_SHARE * side))
     for t in (0, 1, 10_000):
         expected = first / math.sqrt(1 + t * OPEN_TAU * first)
         assert width(torch.tensor(t)).item() == pytest.approx(expected, rel=1e-12)

@@ -37,7 +37,9 @@ START_SHARE = 1 / 16  # first width, as a share of the map's side
 LEAST_START = 1.0  # ... but never below this many cells
 END_WIDTH = 0.3  # last width: a neighbor's weight is 1.5e-5
 SPAN = 0.5  # share of the steps over which the width falls
-OPEN_TAU = 0.001  # of 1/(1 + t*tau), per cell of the first width, where the number of steps is not known
+OPEN_SHARE = 1 / 2  # first width where the number of steps is not known: wide enough to take all codes along at once,
+OPEN_MOST = 16.0  # ... but never above this many cells: on larger maps it reaches the far ones in waves
+OPEN_TAU = 0.01  # of 1/(1 + t*tau) there, per cell of the first width
 
 
 @dataclass(frozen=True)
@@ -158,16 +160,18 @@ class Neighborhood:
 def recommended(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | None]:
     """(kind, schedule, radius) of the recommended neighborhood; `steps` is the number of updates to come, if known.
 
-    A Gaussian that starts START_SHARE of the map's side wide, the side being the geometric mean of its axes. With
-    `steps` its width falls exponentially to END_WIDTH over SPAN of them and stays there. Without, it falls as in the
-    paper, 1/sqrt(1 + t*tau), with tau = OPEN_TAU * start: a map twice as wide takes twice as long to come down to one
-    cell.
+    A Gaussian that starts a share of the map's side wide, the side being the geometric mean of its axes. With `steps`,
+    START_SHARE, falling exponentially to END_WIDTH over SPAN of them and staying there. Without, OPEN_SHARE, up to
+    OPEN_MOST cells, falling as in the paper, 1/sqrt(1 + t*tau), with tau = OPEN_TAU * start: from twice as wide it takes
+    twice as long down to one cell.
     """
-    start = max(LEAST_START, START_SHARE * grid.size ** (1 / grid.ndim))
-    if steps is None:
-        return "gaussian", Schedule.harmonic(OPEN_TAU * start), start
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
         raise ValueError(f"steps={steps!r} must be an int of at least 1: the number of training updates to come")
+    side = grid.size ** (1 / grid.ndim)
+    if steps is None:
+        start = max(LEAST_START, min(OPEN_MOST, OPEN_SHARE * side))
+        return "gaussian", Schedule.harmonic(OPEN_TAU * start), start
+    start = max(LEAST_START, START_SHARE * side)
     return "gaussian", Schedule.exponential(start, END_WIDTH, max(1, round(SPAN * steps))), None
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from topovq.ops.direct import plain
+
 ROWS = 65_536  # vectors converted at a time on the CPU
 
 
@@ -21,7 +23,8 @@ def accumulate(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple[Tensor, T
             f"vectors of shape {tuple(x_ND.shape)} and indices of shape {tuple(index_N.shape)} do not fit: "
             "expected [N, D] and [N]"
         )
-    return _accumulate(x_ND.detach(), index_N, num_codes)
+    operation = _compute if plain(x_ND) else _accumulate
+    return operation(x_ND.detach(), index_N, num_codes)
 
 
 def accumulate_reference(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
@@ -31,8 +34,7 @@ def accumulate_reference(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple
     return one_hot_NK.T @ x_ND[kept], one_hot_NK.sum(0)
 
 
-@torch.library.custom_op("topovq::accumulate", mutates_args=())
-def _accumulate(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
+def _compute(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     if x_ND.is_cuda and dtype == torch.float32:
         from topovq.ops.triton_stats import accumulate_triton
@@ -45,6 +47,9 @@ def _accumulate(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple[Tensor, 
         sums.index_add_(0, place_N[start : start + ROWS], x_ND[start : start + ROWS].to(dtype))
     counts = torch.bincount(place_N, minlength=num_codes + 1).to(dtype)
     return sums[:num_codes].clone(), counts[:num_codes].clone()
+
+
+_accumulate = torch.library.custom_op("topovq::accumulate", _compute, mutates_args=())
 
 
 @_accumulate.register_fake

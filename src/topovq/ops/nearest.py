@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from topovq.ops.direct import plain
+
 METRICS = ("euclidean", "dot", "cosine")
 PRECISIONS = ("exact", "fast")
 ROWS = 1024  # vectors per block on the CPU
@@ -47,7 +49,8 @@ def nearest(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean", precision
         )
     if codes_KD.shape[0] < 1:
         raise ValueError("there are no codes: expected at least one row")
-    return _nearest(x_ND.detach(), codes_KD.detach(), metric, precision)
+    operation = _compute if plain(x_ND) else _nearest
+    return operation(x_ND.detach(), codes_KD.detach(), metric, precision)
 
 
 def nearest_reference(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean") -> Tensor:
@@ -74,8 +77,7 @@ def search_terms(codes_KD: Tensor, metric: str, dtype: torch.dtype) -> tuple[Ten
     return center_D, codes_KD, bias_K
 
 
-@torch.library.custom_op("topovq::nearest", mutates_args=())
-def _nearest(x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str) -> Tensor:
+def _compute(x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(x_ND.dtype, codes_KD.dtype), torch.float32)
     if x_ND.is_cuda and dtype == torch.float32:
         from topovq.ops.triton_search import nearest_triton
@@ -83,6 +85,9 @@ def _nearest(x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str) -> Ten
         return nearest_triton(x_ND, codes_KD.float(), metric, precision)
     with torch.autocast(x_ND.device.type, enabled=False):
         return _nearest_blocked(x_ND, *search_terms(codes_KD, metric, dtype))
+
+
+_nearest = torch.library.custom_op("topovq::nearest", _compute, mutates_args=())
 
 
 @_nearest.register_fake

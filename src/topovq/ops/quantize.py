@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
+from topovq.ops.direct import plain
 from topovq.ops.nearest import check_metric, check_precision, nearest
 
 
@@ -41,11 +42,12 @@ def quantize(
     """The closest codes of x, their error and, with `stats`, the sums and counts of the vectors that chose each."""
     check_metric(metric)
     check_precision(precision)
-    return Choice(*_quantize(x_ND, codes_KD.detach(), keep_N, metric, precision, stats)[:6])
+    codes_KD = codes_KD.detach()
+    operation = _Direct.apply if plain(x_ND, codes_KD) else _quantize
+    return Choice(*operation(x_ND, codes_KD, keep_N, metric, precision, stats)[:6])
 
 
-@torch.library.custom_op("topovq::quantize", mutates_args=())
-def _quantize(
+def _compute(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(q, error, index, S, c, skipped, whether each vector is valid [N], the share 1 / (valid * D) of an element)."""
@@ -71,6 +73,9 @@ def _quantize(
         return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share
 
 
+_quantize = torch.library.custom_op("topovq::quantize", _compute, mutates_args=())
+
+
 @_quantize.register_fake
 def _(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
@@ -89,8 +94,7 @@ def _(
     )
 
 
-@torch.library.custom_op("topovq::quantize_backward", mutates_args=())
-def _quantize_backward(
+def _compute_backward(
     grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, q_ND: Tensor, valid_N: Tensor, share: Tensor
 ) -> Tensor:
     """grad_q + 2 grad_error share (x - q) where valid, in the type of x."""
@@ -101,6 +105,9 @@ def _quantize_backward(
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     apart_ND = torch.where(valid_N[:, None], x_ND.to(dtype) - q_ND.to(dtype), 0)
     return (grad_ND.to(dtype) + 2 * grad_error * share * apart_ND).to(x_ND.dtype)
+
+
+_quantize_backward = torch.library.custom_op("topovq::quantize_backward", _compute_backward, mutates_args=())
 
 
 @_quantize_backward.register_fake
@@ -120,7 +127,23 @@ def _backward(ctx: Any, grad_ND: Tensor | None, grad_error: Tensor | None, *_: A
         return grad_ND, *nothing
     if grad_ND is None:
         grad_ND = torch.zeros_like(x_ND)
-    return _quantize_backward(grad_ND, grad_error, x_ND, q_ND, valid_N, share), *nothing
+    operation = _compute_backward if plain(x_ND, grad_ND) else _quantize_backward
+    return operation(grad_ND, grad_error, x_ND, q_ND, valid_N, share), *nothing
 
 
 _quantize.register_autograd(_backward, setup_context=_save)
+
+
+class _Direct(torch.autograd.Function):
+    """The same without the dispatch of an operation."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _compute(*inputs)
+        _save(ctx, inputs, output)
+        ctx.mark_non_differentiable(*output[2:])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, *grads)

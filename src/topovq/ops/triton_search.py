@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from topovq.ops.triton_stats import Stats, add_counts, add_rows, on_device
+from topovq.ops.triton_stats import Stats, add_counts, add_rows, cdiv, on_device, power_of_2
 
 SAMPLE = 4096  # entries of the codes whose mean is the center, at most 32 codes
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
@@ -207,7 +207,7 @@ def _finish_kernel(error_ptr, number_ptr, mean_ptr, share_ptr, programs, D, BLOC
 
 def tile_sizes(k: int, d: int, precision: str) -> tuple[int, int, int, int, int]:
     """(BLOCK_N, BLOCK_K, DC, warps, stages) for a class of shapes, the fastest of those tried on one H200."""
-    padded = max(16, triton.next_power_of_2(d))
+    padded = max(16, power_of_2(d))
     if padded <= 64:
         return (64, 64, padded, 4, 2) if k <= 2048 else (128, 128, padded, 4, 2)
     if padded == 128:
@@ -234,8 +234,8 @@ def nearest_triton(
     if n == 0:
         return index_N
     block_n, block_k, chunk, warps, stages = tiles or tile_sizes(k, d, precision)
-    padded = max(16, triton.next_power_of_2(d))
-    rows = triton.cdiv(k, block_k) * block_k
+    padded = max(16, power_of_2(d))
+    rows = cdiv(k, block_k) * block_k
     exact, euclidean = precision == "exact", metric == "euclidean"
     codes_KD = codes_KD.contiguous()
     center_D = torch.empty(d, device=device)
@@ -244,11 +244,11 @@ def nearest_triton(
     lo = torch.empty_like(hi) if exact else hi
     scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
     with on_device(x_ND):
-        _codes_kernel[(triton.cdiv(rows, 16),)](
+        _codes_kernel[(cdiv(rows, 16),)](
             codes_KD, center_D, hi, lo, scale_K, bias_K, k, d, max(1, k // sample),
             EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, DP=padded, BLOCK_K=16, SAMPLE=sample,
         )  # fmt: skip
-        _search_kernel[(triton.cdiv(n, block_n),)](
+        _search_kernel[(cdiv(n, block_n),)](
             x_ND, index_N if keep_N is None else keep_N, center_D, hi, lo, scale_K, bias_K,
             index_N, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
             n, d, rows // block_k, x_ND.stride(0), x_ND.stride(1),
@@ -276,9 +276,9 @@ def quantize_triton(
     index_N = nearest_triton(x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped)
     q_ND = torch.empty(n, d, dtype=x_ND.dtype, device=device)
     gathered = Stats(x_ND, k if stats else 0, deterministic)
-    block_d = min(64, triton.next_power_of_2(d))
+    block_d = min(64, power_of_2(d))
     block_n = max(1, 2048 // block_d)
-    programs = triton.cdiv(n, block_n)
+    programs = cdiv(n, block_n)
     parts = torch.empty(2, programs, device=device)  # of the squared error, and of the number of valid vectors
     error, share = torch.empty((), device=device), torch.empty((), device=device)
     with on_device(x_ND):
@@ -319,10 +319,10 @@ def backward_triton(
     n, d = x_ND.shape
     out_ND = torch.empty(n, d, dtype=x_ND.dtype, device=x_ND.device)
     if n:
-        block_d = min(256, triton.next_power_of_2(d))
+        block_d = min(256, power_of_2(d))
         block_n = max(1, 4096 // block_d)
         with on_device(x_ND):
-            _backward_kernel[(triton.cdiv(n, block_n), triton.cdiv(d, block_d))](
+            _backward_kernel[(cdiv(n, block_n), cdiv(d, block_d))](
                 grad_ND, grad_error, share, x_ND, q_ND, valid_N.view(torch.int8), out_ND,
                 n, d, grad_ND.stride(0), grad_ND.stride(1), x_ND.stride(0), x_ND.stride(1),
                 BLOCK_N=block_n, BLOCK_D=block_d,

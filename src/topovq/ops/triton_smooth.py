@@ -18,7 +18,7 @@ from torch import Tensor
 from topovq.grid import Grid
 from topovq.ops.kernel import CUTOFF, Course
 from topovq.ops.triton_course import course_table, width_and_strength
-from topovq.ops.triton_stats import on_device
+from topovq.ops.triton_stats import cdiv, on_device
 
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
 SMALL, LARGE = (16, 32, 16), (64, 64, 32)  # BLOCK_I, BLOCK_C, BLOCK_J
@@ -104,9 +104,9 @@ def smooth_triton(
         # Along the last axis the counts of one line are a single column: the lines are the columns then.
         batches, columns, strides = (1, before, (0, 1, n)) if after == 1 else (before, after, (n * after, after, 1))
         block_i, block_c, block_j = tile(n, after * d, before)
-        places = triton.cdiv(n, block_i)
-        sums_programs = before * places * triton.cdiv(after * d, block_c)
-        counts_programs = batches * places * triton.cdiv(columns, block_c)
+        places = cdiv(n, block_i)
+        sums_programs = before * places * cdiv(after * d, block_c)
+        counts_programs = batches * places * cdiv(columns, block_c)
         out_KD, out_K = torch.empty_like(sums_KD), torch.empty_like(counts_K)
         with on_device(sums_KD):
             _axis_kernel[(sums_programs + counts_programs,)](
@@ -120,5 +120,5 @@ def smooth_triton(
 
 def tile(n: int, columns: int, batches: int) -> tuple[int, int, int]:
     """BLOCK_I, BLOCK_C and BLOCK_J for sums of this shape along an axis."""
-    large = batches * triton.cdiv(n, LARGE[0]) * triton.cdiv(columns, LARGE[1])
+    large = batches * cdiv(n, LARGE[0]) * cdiv(columns, LARGE[1])
     return LARGE if n > SMALL[0] and large >= PROGRAMS else SMALL

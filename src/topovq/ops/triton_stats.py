@@ -99,9 +99,9 @@ def accumulate_triton(
     n, d = x_ND.shape
     stats = Stats(x_ND, num_codes, deterministic)
     if n:
-        block_d = min(64, triton.next_power_of_2(d))
+        block_d = min(64, power_of_2(d))
         with on_device(x_ND):
-            _accumulate_kernel[(triton.cdiv(n, 32),)](
+            _accumulate_kernel[(cdiv(n, 32),)](
                 x_ND, index_N.contiguous(), stats.sums, stats.counts, stats.unit,
                 n, num_codes, d, stats.copies, x_ND.stride(0), x_ND.stride(1),
                 FIXED=deterministic, BLOCK_N=32, BLOCK_D=block_d,
@@ -112,3 +112,13 @@ def accumulate_triton(
 def on_device(tensor: Tensor) -> torch.cuda.device:
     """Launch on the tensor's device (index -1, for the interpreter, changes nothing)."""
     return torch.cuda.device(tensor.device.index if tensor.is_cuda else -1)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up (Triton's own takes the host microseconds)."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two of at least n."""
+    return 1 << max(0, n - 1).bit_length()

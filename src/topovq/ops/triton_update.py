@@ -18,7 +18,7 @@ from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth, step_table
 from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_smooth import smooth_triton
-from topovq.ops.triton_stats import on_device
+from topovq.ops.triton_stats import cdiv, on_device, power_of_2
 
 COUNTS = 1024  # codes per program of the first launch
 
@@ -144,11 +144,11 @@ def update_triton(
     sizes = (1,) * (3 - grid.ndim) + grid.shape
     wraps = (False,) * (3 - grid.ndim) + grid.wrap
     lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": grid.topology == "hexagonal"}
-    programs = triton.cdiv(k, COUNTS)
+    programs = cdiv(k, COUNTS)
     total, live = torch.empty(programs, device=device), torch.empty(programs, device=device)
     now = torch.empty(2, device=device, dtype=torch.float64)
     smoothed_K = torch.empty_like(counts_K)
-    padded = triton.next_power_of_2(d)
+    padded = power_of_2(d)
     block = max(1, 2048 // padded)
     with on_device(codes_KD):
         _counts_kernel[(programs,)](
@@ -156,12 +156,12 @@ def update_triton(
             course_table(course, device), now,
             k, window, *sizes, decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
-        _codes_kernel[(triton.cdiv(k, block),)](
+        _codes_kernel[(cdiv(k, block),)](
             batch_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
             k, d, window, programs, *sizes, decay, eps,
             KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
-            BLOCK_K=block, DP=padded, PROGRAMS=triton.next_power_of_2(programs), **lattice,
+            BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **lattice,
         )  # fmt: skip
 
 

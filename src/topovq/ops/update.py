@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from topovq.grid import Grid
+from topovq.ops.direct import plain
 from topovq.ops.kernel import Course
 from topovq.ops.smooth import smooth
 
@@ -29,18 +30,17 @@ def update(
     cosine: bool,
 ) -> None:
     """Move the codes, their statistics and the step by a batch's sums and counts; nothing moves for an empty batch."""
-    _update(
-        codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K,
-        list(grid.shape), list(grid.wrap), grid.topology,
-        course.kind, course.schedule, course.tau, course.start, course.end, course.steps,
-        decay, eps, update_empty, carried, cosine,
-    )  # fmt: skip
+    state = (codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K)
+    rule = (decay, eps, update_empty, carried, cosine)
+    if plain(codes_KD, batch_KD):
+        _move(*state, grid, course, *rule)
+        torch.autograd.graph.increment_version(state[:5])  # as every in-place operation does
+        return
+    numbers = (course.kind, course.schedule, course.tau, course.start, course.end, course.steps)
+    _update(*state, list(grid.shape), list(grid.wrap), grid.topology, *numbers, *rule)
 
 
-@torch.library.custom_op(
-    "topovq::update", mutates_args=("codes_KD", "sums_KD", "counts_K", "hits_K", "step")
-)  # fmt: skip
-def _update(
+def _compute(
     codes_KD: Tensor,
     sums_KD: Tensor,
     counts_K: Tensor,
@@ -66,6 +66,38 @@ def _update(
 ) -> None:
     grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap))
     course = Course(kind, schedule, tau, start, end, steps)
+    _move(
+        codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K, grid, course,
+        decay, eps, update_empty, carried, cosine,
+    )  # fmt: skip
+
+
+MOVED = ("codes_KD", "sums_KD", "counts_K", "hits_K", "step")
+_update = torch.library.custom_op("topovq::update", _compute, mutates_args=MOVED)
+
+
+@_update.register_fake
+def _(*_: object) -> None:
+    return None
+
+
+def _move(
+    codes_KD: Tensor,
+    sums_KD: Tensor,
+    counts_K: Tensor,
+    hits_K: Tensor,
+    step: Tensor,
+    frozen_K: Tensor,
+    batch_KD: Tensor,
+    batch_K: Tensor,
+    grid: Grid,
+    course: Course,
+    decay: float,
+    eps: float,
+    update_empty: bool,
+    carried: bool,
+    cosine: bool,
+) -> None:
     if codes_KD.is_cuda and codes_KD.dtype == torch.float32 and grid.ndim <= 3:
         from topovq.ops.triton_update import update_triton
 
@@ -95,8 +127,3 @@ def _update(
     sums_KD.copy_(torch.where(moves_K1, sums, sums_KD))
     counts_K.copy_(torch.where(moves_K, counts, counts_K))
     step += live
-
-
-@_update.register_fake
-def _(*_: object) -> None:
-    return None

@@ -151,7 +151,7 @@ class KohonenVQ(Quantizer, HubModule):
             return 0.0
         loss = choice.error.detach()
         if learns:
-            counts_K, sums_KD, codes_KD = choice.counts_K, choice.sums_KD, book.codes.detach()
+            counts_K, sums_KD, codes_KD = choice.counts_K.detach(), choice.sums_KD.detach(), book.codes.detach()
             share = 2 / (counts_K.sum() * codes_KD.shape[1]).clamp(min=1)
             linear = (book.free_codes() * (share * (counts_K[:, None] * codes_KD - sums_KD))).sum()
             loss = loss + (linear - linear.detach())
