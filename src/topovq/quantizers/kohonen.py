@@ -27,8 +27,8 @@ class KohonenVQ(Quantizer, HubModule):
         topology, wrap  "rectangular" or "hexagonal"; open borders (False), a torus (True), or one bool per axis
         steps           number of training updates to come, if known. Gives the recommended neighborhood: a Gaussian
                         whose width falls exponentially from a share of the map's side to below one cell over a share
-                        of the steps (neighborhood.py: recommended). Without it, and with no neighborhood named: the
-                        same Gaussian, falling as 1/sqrt(1 + t*tau), slower on larger maps, for training of any length
+                        of the steps (neighborhood.py: recommended). Without it, and with no neighborhood named: a
+                        Gaussian with a wider start, falling as 1/sqrt(1 + t*tau), for training of any length
         neighborhood    by name, with the paper's settings: "hard", "gaussian", "exponential", or "none" (EMA-VQ)
         tau, radius     the paper's schedule 1/(1 + t*tau), tau = 0.1, and the neighborhood's first width
                         (neighborhood.py)
