@@ -162,8 +162,8 @@ def recommended(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | N
 
     A Gaussian that starts a share of the map's side wide, the side being the geometric mean of its axes. With `steps`,
     START_SHARE, falling exponentially to END_WIDTH over SPAN of them and staying there. Without, OPEN_SHARE, up to
-    OPEN_MOST cells, falling as in the paper, 1/sqrt(1 + t*tau), with tau = OPEN_TAU * start: a start twice as wide takes
-    twice as long to come down to one cell.
+    OPEN_MOST cells, falling as in the paper, 1/sqrt(1 + t*tau), with tau = OPEN_TAU * start: twice as wide a start
+    takes twice as long to come down to one cell.
     """
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
         raise ValueError(f"steps={steps!r} must be an int of at least 1: the number of training updates to come")
