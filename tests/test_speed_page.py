@@ -1,0 +1,173 @@
+"""docs/speed.md says what the CSV files say: its tables are made from them, and so are the claims in its prose."""
+
+import copy
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import plots, tables  # noqa: E402
+
+PAGE = ROOT / "docs" / "speed.md"
+SMALL, FIRST, LARGEST = (16_384, 512, 64), (524_288, 512, 64), (65_536, 1_048_576, 64)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return tables.Results.read()
+
+
+def row(library, mode, neighborhood, shape, ms, peak="", floor="", what="fwd+bwd+update"):
+    n, k, d = map(str, shape)
+    return {"library": library, "mode": mode, "neighborhood": neighborhood, "N": n, "K": k, "d": d, "what": what,
+            "median_ms": str(ms), "peak_mib": str(peak), "roofline_ms": str(floor)}  # fmt: skip
+
+
+def only(**files):
+    empty = {name: [] for name in tables.Results.__dataclass_fields__}
+    return tables.Results(**{**empty, **files})
+
+
+def test_the_page_is_what_the_files_say(results):
+    page = PAGE.read_text()
+    assert page == tables.filled(page, results), "run python -m benchmarks.plots"
+
+
+def test_a_changed_figure_would_be_noticed(results):
+    page = PAGE.read_text()
+    changed = copy.deepcopy(results)
+    slow = next(r for r in changed.layers if r["library"] == "plain-torch" and r["N"] == "524288")
+    assert slow["median_ms"] != "123.4"
+    slow["median_ms"] = "123.4"
+    assert "| plain torch EMA-VQ | 123 |" in tables.filled(page, changed)
+    assert "| plain torch EMA-VQ | 123 |" not in page
+
+
+def test_no_figure_is_typed_by_hand():
+    prose = tables.BLOCK.sub("", PAGE.read_text())
+    assert len(prose) > 1000
+    assert re.findall(r"\d[\d.,]*\s*(?:ms|MiB|GiB|GB|%|x faster|times)\b", prose) == []
+
+
+def test_a_page_without_a_block_is_refused(results):
+    page = PAGE.read_text().replace("begin cpu", "begin gpu").replace("end cpu", "end gpu")
+    with pytest.raises(ValueError, match="gpu"):
+        tables.filled(page, results)
+
+
+@pytest.mark.parametrize("name", plots.PICTURES)
+def test_pictures_are_there_and_small(name):
+    picture = PAGE.parent / name
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert picture.stat().st_size < 150_000
+    assert f"]({name})" in PAGE.read_text()
+
+
+def test_the_picture_shows_what_was_measured_and_what_did_not_run(results):
+    figure = plots.draw_layers(results)
+    time_over_k, time_over_n = figure.axes[:2]
+    drawn = [line.get_ydata().tolist() for line in time_over_n.get_lines()]
+    assert [results.peer("plain-torch", SMALL), results.peer("plain-torch", FIRST)] in drawn
+    crosses = {line.get_color(): line.get_xdata() for line in time_over_k.get_lines() if line.get_marker() == "x"}
+    assert list(crosses[plots.COLORS["plain-torch"]]) == [262_144, 1_048_576]
+    assert list(crosses[plots.COLORS["authors-formulation"]]) == [65_536, 262_144, 1_048_576]
+    plots.plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(0.05044, "0.0504"), (1.9896, "1.99"), (5.0, "5.00"), (99.96, "100"), (1088.7, "1,089")]
+)
+def test_three_digits(value, written):
+    assert tables.ms(value) == written
+
+
+def test_targets_are_compared_with_both_figures(monkeypatch):
+    shape = (10, 20, 3)
+    monkeypatch.setattr(tables, "TARGETS", [(shape, "exact", ("none", "hard"), 2.0, 64)])
+    rows = [
+        *(row("topovq", "exact", "none", shape, 2.5, 64.0), row("topovq", "exact+graph", "none", shape, 2.0, 64.0)),
+        *(row("topovq", "exact", "hard", shape, 1.5, 65.0), row("topovq", "exact+graph", "hard", shape, 2.01, 65.0)),
+    ]
+    made = tables.targets(only(layers=rows))
+    assert "| `none`, exact | 2 | 2.00 | yes | 2.50 | **no** | 64 | 64 | yes |" in made
+    assert "| `hard`, exact | 2 | 2.01 | **no** | 1.50 | yes | 64 | 65 | **no** |" in made
+    assert "- Missed: time at 10 x 20 x 3, exact, target 2: `hard` 2.01 ms.\n" in made
+    assert "- Missed: memory at 10 x 20 x 3, exact, target 64: `hard` 65 MiB.\n" in made
+
+
+def test_a_figure_measured_twice_is_refused():
+    twice = only(layers=[row("topovq", "exact", "none", SMALL, 1.0)] * 2)
+    with pytest.raises(ValueError, match="2 rows"):
+        twice.ours("exact", "none", SMALL)
+    with pytest.raises(ValueError, match="no row of topovq, fast"):
+        twice.ours("fast", "none", SMALL)
+
+
+def test_why_a_peer_is_missing():
+    # 3 x 65,536 x 262,144 floats are 192 GiB; twice 3 x 65,536 x 65,536 are 96 GiB and fit, so time was the reason.
+    assert tables.missing("plain-torch", (65_536, 262_144, 64)) == "did not fit: over 192 GiB"
+    assert tables.missing("authors-formulation", (65_536, 65_536, 64)) == "left out: over 5 s"
+
+
+def test_what_sets_a_floor():
+    assert tables.limit(0.2, 0.2) == "bytes"
+    assert tables.limit(3.0, 1.0) == "products"
+    assert tables.limit(3.0, 2.0) == "products exact, bytes fast"
+
+
+def test_slower_than_ema():
+    rows = [
+        {"codebook_size": "512", "quantizer": name, "ms": ms, "peak_mib": "100"}
+        for name, ms in (("ema", "2.0"), ("kohonen hard", "2.08"), ("kohonen", "2.2"))
+    ]
+    made = tables.scale(only(scale=rows))
+    assert "| 512 | 2.00 | 2.08 | +4.0% | yes | 2.20 | +10.0% | **no** | 100 | 100 | 100 |" in made
+    said = "Within that everywhere: `hard`. Beyond it: the recommended one at 512 (+10.0%)."
+    assert " ".join(made.split()).endswith(said)
+
+
+class TestTheProse:
+    """What the page says in words."""
+
+    def test_in_a_graph_it_is_faster_than_every_peer(self, results):
+        for shape in tables.SHAPES:
+            found = [value for library in tables.PEERS if (value := results.peer(library, shape)) is not None]
+            assert all(results.ours("exact+graph", "hard", shape) < value for value in found)
+
+    def test_a_few_percent_say_nothing(self, results):
+        assert results.ours("exact+graph", "hard", LARGEST) > results.ours("exact", "hard", LARGEST)
+
+    def test_the_first_shape_misses_its_targets_and_meets_no_limit(self, results):
+        for mode, target in (("exact", 0.60), ("fast", 0.45)):
+            assert results.ours(f"{mode}+graph", "hard", FIRST) > target
+            search = results.ours(mode, "none", FIRST, "assignment")
+            floor = results.ours(mode, "hard", FIRST, column="roofline_ms")
+            assert search > floor  # which is the larger of bytes and products
+            assert (search + floor) / results.ours(f"{mode}+graph", "hard", FIRST) == pytest.approx(1, abs=0.1)
+
+    def test_no_step_reaches_its_floor(self, results):
+        steps = [r for r in results.layers if r["what"] == "fwd+bwd+update"]
+        assert len(steps) > 60
+        assert all(float(r["median_ms"]) > float(r["roofline_ms"]) for r in steps)
+
+    def test_with_many_codes_the_search_is_almost_the_whole_step(self, results):
+        for shape in tables.SHAPES[1:5]:
+            search = results.ours("exact", "none", shape, "assignment")
+            assert search / results.ours("exact+graph", "none", shape) > 0.9
+
+    def test_hard_and_ema_coincide_and_the_recommended_lies_above(self, results):
+        at = {(int(r["codebook_size"]), r["quantizer"]): float(r["ms"]) for r in results.scale}
+        for size in {size for size, _ in at}:
+            assert at[size, "kohonen hard"] / at[size, "ema"] == pytest.approx(1, abs=0.02)
+            assert (at[size, "kohonen"] / at[size, "ema"] > 1.05) == (size >= 16_384)
+
+    def test_eager_and_small_it_beats_one_peer_and_not_the_other(self, results):
+        eager = results.ours("exact", "hard", SMALL)
+        assert results.peer("plain-torch", SMALL) < eager < results.peer("vector-quantize-pytorch", SMALL)
+
+    def test_one_code_is_no_bottleneck(self, results):
+        assert "**no**" not in tables.accumulation(results)
