@@ -25,7 +25,7 @@ from topovq.models import VQVAE, VQVAE2
 from topovq.pictures import COLORS, moved
 from topovq.studies.canvas import Panel, plate, save, shrink
 from topovq.studies.figure_curves import Look, curve, draw_losses, draw_perplexities
-from topovq.studies.figure_maps import draw_maps2
+from topovq.studies.figure_maps import draw_maps2, use_picture
 from topovq.studies.figure_neighborhoods import weights
 from topovq.studies.figure_parts import QUICK_SIZE, panels
 from topovq.studies.figure_runs import Images
@@ -201,7 +201,12 @@ def test_the_runs_of_a_figure() -> None:
     assert needs("shifts", dataset="celebahq_afhq", data_path=Path("x"))[0].data_path == Path("x")
     assert "maps2" not in figures_of("cifar10")
     assert "map" not in figures_of("imagenet")
-    assert figures_of("photos") == list(FIGURES)
+    assert figures_of("photos") == [name for name in FIGURES if name != "scale-map"]
+    large = needs("scale-map")
+    assert [(c.quantizer, c.codebook_size, c.seed) for c in large] == [("kohonen", 16_384, 0), ("ema", 16_384, 0)]
+    assert {c.codebook_size for c in needs("scale-map", quick=True)} == {4_096}
+    with pytest.raises(ValueError, match="'scale' is done on cifar10"):
+        needs("scale-map", dataset="imagenet")
     with pytest.raises(ValueError, match="seeds=0 must be at least 1"):
         needs("map", seeds=0)
     with pytest.raises(ValueError, match=r"'maps2' shows the two levels.*dataset='cifar10' must be one of imagenet, "):
@@ -259,6 +264,15 @@ def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_the_use_of_codes_is_red_where_there_is_none_and_brighter_with_more() -> None:
+    picture = use_picture(torch.tensor([[0, 1], [3, 7]]))
+    assert picture[0, 0].tolist() == [150, 20, 20]
+    # log(1 + count) is 1, 2 and 3 times log 2: 40 + 215 thirds
+    assert picture[0, 1].tolist() == [112] * 3
+    assert picture[1, 0].tolist() == [183] * 3
+    assert picture[1, 1].tolist() == [255] * 3
+
+
 @pytest.fixture(scope="module")
 def few() -> Any:
     """Photographs with a dozen validation crops instead of hundreds."""
@@ -271,7 +285,8 @@ def few() -> Any:
 def small_runs(tmp_path_factory: pytest.TempPathFactory, few: Any) -> Path:
     """The runs of the quick figures after two steps; two seeds of those that are measured."""
     root = tmp_path_factory.mktemp("runs")
-    for config in [*needs("topography", quick=True, steps=2, seeds=2), *needs("maps2", quick=True, steps=2)]:
+    pictures = [config for name in ("maps2", "scale-map") for config in needs(name, quick=True, steps=2)]
+    for config in [*needs("topography", quick=True, steps=2, seeds=2), *pictures]:
         train(replace(config, out=root / config.run_id), quiet=True, source=few)
     return root
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topovq.atlas import charts, map_picture
+import numpy as np
+import torch
+from torch import Tensor
+
+from topovq.atlas import charts, map_picture, to_planes
+from topovq.metrics import code_counts
 from topovq.models import Tokenizer
 from topovq.pictures import COLORS, codebook_map
 from topovq.studies.canvas import INK, Panel, plate
@@ -14,6 +19,8 @@ from topovq.studies.canvas import INK, Panel, plate
 FIXED = ((0, 0), (15, 18), (3, 27))
 PAPER_SHAPE = (16, 32)
 LEVELS = ("top", "bottom")
+NEVER = torch.tensor([150.0, 20.0, 20.0], dtype=torch.float64)  # the color of a code that does not occur
+BATCH = 256
 
 
 def draw_map(models: Mapping[str, Tokenizer], caption: str) -> Any:
@@ -46,6 +53,38 @@ def draw_maps2(models: Mapping[str, Tokenizer], caption: str) -> Any:
                 row.append(Panel(picture, _times(picture.shape[1], 512), title, color=COLORS.get(name, INK)))
             rows.append(row)
     return plate(rows, "The two codebooks of a VQ-VAE-2, decoded with the other level held at one code", caption)
+
+
+def draw_scale_map(models: Mapping[str, Tokenizer], counts: Mapping[str, Tensor], caption: str) -> Any:
+    """The map of each VQ-VAE, and below it how often each code occurs."""
+    decoded, used = [], []
+    for name, model in models.items():
+        picture, chart = codebook_map(model), charts(model)[0]
+        color, share = COLORS.get(name, INK), (counts[name] > 0).float().mean().item()
+        decoded.append(Panel(picture, _times(picture.shape[1], 512), f"{name}: every code decoded", color=color))
+        use = use_picture(counts[name].reshape(chart.grid.shape))
+        title = f"{name}: how often it occurs ({share:.1%} do)"
+        used.append(Panel(use, _times(use.shape[1], decoded[-1].width), title, color=color))
+    codes = charts(next(iter(models.values())))[0].grid.size
+    caption += " Below: red codes do not occur; the others are the brighter the more often they do, on a log scale."
+    return plate([decoded, used], f"A codebook of {codes:,} codes and its use", caption)
+
+
+def use_picture(counts_HW: Tensor) -> np.ndarray:
+    """uint8 [H, W, 3]: red where a code does not occur, else from dark to white with the logarithm of its count."""
+    logs = torch.log1p(counts_HW.double().cpu())
+    light = 40 + 215 * logs / logs.max().clamp(min=1e-12)
+    picture = torch.where((counts_HW.cpu() > 0)[..., None], light[..., None].expand(-1, -1, 3), NEVER)
+    return picture.round().to(torch.uint8).numpy()
+
+
+def token_counts(model: Tokenizer, images_BCHW: Tensor) -> Tensor:
+    """How often each code of a VQ-VAE occurs among the tokens of images: int64 [K]."""
+    size = charts(model)[0].grid.size
+    counts_K = torch.zeros(size, dtype=torch.int64)
+    for batch in images_BCHW.split(BATCH):
+        counts_K += code_counts(to_planes(model.encode(batch.to(model.mean_C11.device)))[0].cpu(), size)
+    return counts_K
 
 
 def _times(width: int, wanted: int) -> int:

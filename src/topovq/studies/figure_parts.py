@@ -8,7 +8,7 @@ from pathlib import Path
 from topovq.models import check_name
 from topovq.pictures import COLORS
 from topovq.studies.figure_curves import Look
-from topovq.studies.specs import QUICK, SETTINGS, Cell
+from topovq.studies.specs import QUICK, SCALE, SETTINGS, Cell, cells
 from topovq.training import TrainConfig
 
 FIGURES = {
@@ -21,10 +21,13 @@ FIGURES = {
     "shifts-wide": "the same from -10 to 10",
     "shift-psnr": "measured: PSNR of images decoded from moved tokens over the offset",
     "topography": "measured: topographic error, and the distance of neighboring codes over that of any two",
+    "scale-map": "of the study `scale`: a map of 16,384 codes, and how often each is used, KSOM and EMA-VQ",
 }
 FROM_RECORDS = ("initialization", "perplexity")  # the others, but for `neighborhoods`, are drawn from models
 MEASURED = ("shift-psnr", "topography")
 BLUE, VIOLET, GRAY, YELLOW = "#3f6fb5", "#7a4fa3", "#8c8c8c", "#c9a227"
+SCALE_MAP = "scale-map"
+MAPPED = 16_384  # codes of the largest map that is drawn: 128 x 128
 QUICK_SIZE = 64  # of the images of the quick VQ-VAE-2
 
 
@@ -49,15 +52,21 @@ class Part:
 
 
 def figures_of(dataset: str) -> list[str]:
-    """The figures that can be drawn for a data set: its models have one level or two."""
+    """The paper's figures that can be drawn for a data set: its models have one level or two."""
     check_name("data set of the figures", dataset, SETTINGS)
     other = "map" if SETTINGS[dataset].model == "vqvae2" else "maps2"
-    return [name for name in FIGURES if name != other or dataset == QUICK]
+    return [name for name in FIGURES if name != SCALE_MAP and (name != other or dataset == QUICK)]
 
 
 def panels(name: str, dataset: str) -> dict[str, list[Part]]:
     """The parts of a figure, panel by panel."""
     check_name("figure", name, FIGURES)
+    if name == SCALE_MAP:
+        known = {cell.codebook_size or 0 for cell in cells(SCALE, dataset)}
+        size = max(size for size in known if size <= MAPPED)
+        of_method = {cell.method: cell for cell in cells(SCALE, dataset, [size])}
+        looks = {"ksom": "KSOM", "ema": "EMA-VQ"}
+        return {"": [Part(Look(label, COLORS[label]), of_method[method]) for method, label in looks.items()]}
     if name not in figures_of(dataset):
         levels = "two levels of a VQ-VAE-2" if name == "maps2" else "one level of a VQ-VAE"
         has = ", ".join(other for other in SETTINGS if name in figures_of(other))

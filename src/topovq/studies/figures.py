@@ -16,10 +16,10 @@ from torch import Tensor
 from topovq.data import Source
 from topovq.studies.canvas import save
 from topovq.studies.figure_curves import Curve, curve, draw_losses, draw_perplexities
-from topovq.studies.figure_maps import draw_map, draw_maps2
+from topovq.studies.figure_maps import draw_map, draw_maps2, draw_scale_map, token_counts
 from topovq.studies.figure_measures import Measured, draw_shift_scores, draw_topography, write_rows
 from topovq.studies.figure_neighborhoods import draw_neighborhoods
-from topovq.studies.figure_parts import FIGURES, FROM_RECORDS, MEASURED, Part, figures_of, panels
+from topovq.studies.figure_parts import FIGURES, FROM_RECORDS, MEASURED, SCALE_MAP, Part, figures_of, panels
 from topovq.studies.figure_runs import Images, Search, check_alike, load
 from topovq.studies.figure_shifts import NEAR, WIDE, draw_shifts
 from topovq.studies.library import Found, Library
@@ -32,6 +32,7 @@ __all__ = ["FIGURES", "FROM_RECORDS", "draw", "figures_of", "needs"]
 
 PIXELS = 2**22  # of the images that measures are taken over, and no more than MOST_IMAGES: at 256x256, 64
 MOST_IMAGES = 1_024
+ALL_IMAGES = 10_000  # that use is counted over, if there are so many
 
 
 def needs(
@@ -144,6 +145,10 @@ def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
     check_alike(runs.values())
     models = {name: load(run) for name, run in runs.items()}
     config, model = next(iter(runs.values())).config, next(iter(models.values()))
+    if search.name == SCALE_MAP:
+        taken = images.take(ALL_IMAGES, model, config)
+        caption = f"{_setting(config)}, seed 0; KSOM with the recommended schedule. Use is over {len(taken):,} images."
+        return draw_scale_map(models, {name: token_counts(m, taken) for name, m in models.items()}, caption)
     caption = f"{_setting(config)}, seed 0; KSOM with a hard 2-D neighborhood, τ = 0.1."
     if search.name == "map":
         return draw_map(models, caption)
