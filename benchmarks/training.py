@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from topovq.models import can_be_graphed
 from topovq.training import TrainConfig, World
 from topovq.training.distributed import pick_device
 from topovq.training.feed import open_feed
@@ -46,6 +47,7 @@ QUANTIZERS: dict[str, dict[str, Any]] = {
 }
 CODEBOOKS = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
 SCALED = ("ema", "kohonen hard", "kohonen")
+PEERS = ("vqp", "vqp-rotation", "simvq", "fsq", "lfq")  # of the study `scale`
 STUDIES = ["training", "scale", "at_once"]
 AT_ONCE = (1, 2, 3, 4, 6, 8)
 # How the step is run: (bf16, compile, CUDA graph)
@@ -99,6 +101,8 @@ def start(
     feed = open_feed(source, config.batch_size, seed, 0, world)
     pixels = config.batch_size * source.size**2
     graph = graph and device.type == "cuda"
+    if graph and not can_be_graphed(model):
+        raise RuntimeError("its quantizer waits for the device: no graph can hold it")
     step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph, pixels=pixels)
     for _ in range(5):
         step()
@@ -169,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the CSV files")
     parser.add_argument("--studies", nargs="*", choices=STUDIES, default=STUDIES)
+    parser.add_argument("--peers", action="store_true", help="in scale.csv also vector-quantize-pytorch's quantizers")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=200, help="steps of a stretch; a fifth of it for vqvae2")
     parser.add_argument("--cases", nargs="*", choices=["vqvae", "vqvae2"], default=["vqvae", "vqvae2"])
@@ -185,7 +190,7 @@ def main() -> None:
         case = CASES["vqvae 32x32, batch 256"]
         source = Smooth(case["size"], case["images"], case["resident"])
         if "scale" in arguments.studies:
-            write(arguments.out / "scale.csv", the_codebooks(source, arguments.steps, device), facts)
+            write(arguments.out / "scale.csv", the_codebooks(source, arguments.steps, arguments.peers, device), facts)
         if "at_once" in arguments.studies and device.type == "cuda":
             write(arguments.out / "at_once.csv", measure_at_once(source, config, arguments.steps, device), facts)
 
@@ -207,12 +212,22 @@ def the_models(arguments: argparse.Namespace, device: torch.device) -> Iterator[
                 yield {"case": name, "quantizer": label, "way": way, **figures}
 
 
-def the_codebooks(source: Smooth, steps: int, device: torch.device) -> Iterator[dict[str, Any]]:
+def the_codebooks(source: Smooth, steps: int, peers: bool, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Ours in a graph; the others in one where that is possible, else eagerly, and not at all where memory ends."""
     for size in CODEBOOKS:
-        for label in SCALED:
-            config = TrainConfig(model="vqvae", model_options=PAPER, codebook_size=size, **QUANTIZERS[label])
-            figures = measure(source, config.resolve(device.type), WAYS[GRAPHED], max(20, steps // 4), device)
-            yield {"codebook_size": size, "quantizer": label, **figures}
+        for label in (*SCALED, *PEERS * peers):
+            options = QUANTIZERS.get(label, {"quantizer": label})
+            config = TrainConfig(model="vqvae", model_options=PAPER, codebook_size=size, **options)
+            for way in (GRAPHED, "eager bf16") if label in PEERS else (GRAPHED,):
+                try:
+                    figures = measure(source, config.resolve(device.type), WAYS[way], max(20, steps // 4), device)
+                except (RuntimeError, torch.OutOfMemoryError) as error:
+                    if label not in PEERS:
+                        raise
+                    print(f"{label}, {size:,} codes, {way}: {str(error).splitlines()[0]}", flush=True)
+                else:
+                    yield {"codebook_size": size, "quantizer": label, "way": way, **figures}
+                    break
 
 
 def write(path: Path, rows: Iterator[dict[str, Any]], facts: dict[str, Any]) -> None:
