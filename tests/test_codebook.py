@@ -625,6 +625,7 @@ def test_half_precision_leaves_the_state_as_it_is(convert):
     assert_state(book.to(getattr(torch, {"half": "float16"}.get(convert, convert))), before)
     for name, value in book.state_dict().items():
         expected = {"step": torch.int64, "skipped": torch.int64, "frozen": torch.bool, "initialized": torch.bool}
+        expected["grid_shape"] = torch.int64
         assert value.dtype == expected.get(name, torch.float32), name
 
 
@@ -720,6 +721,23 @@ def test_state_survives_saving():
     for each in (book, again):
         learn(each, x, torch.arange(40) % 6)
     assert_state(again, book.state_dict())
+
+
+def test_codes_do_not_change_their_places_unnoticed():
+    state = Codebook(3, Neighborhood("hard", Grid((2, 6)))).state_dict()
+    other = Codebook(3, Neighborhood("hard", Grid((3, 4))))
+    before = state_of(other)
+    with pytest.raises(
+        RuntimeError, match=r"map of shape \(2, 6\), this codebook's is \(3, 4\): build it with grid=\(2, 6\)"
+    ):
+        other.load_state_dict(state)
+    assert torch.equal(other.grid_shape, before["grid_shape"])
+    Codebook(3, Neighborhood("none", Grid(12))).load_state_dict(state)  # where places mean nothing
+    del state["grid_shape"]  # as other libraries, and states from before it was stored, have it
+    other.load_state_dict(state)
+    assert torch.equal(other.codes, state["codes"])
+    assert other.grid_shape.tolist() == [3, 4]
+    assert "grid_shape" not in state
 
 
 def test_parameters_are_moved_by_their_optimizer_alone():

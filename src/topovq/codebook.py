@@ -46,6 +46,7 @@ class Codebook(nn.Module):
     skipped: Tensor  # int64: vectors with NaN or infinity seen in training
     frozen: Tensor  # bool [K]
     initialized: Tensor  # bool
+    grid_shape: Tensor  # int64 [grid axes]: what the order of the codes means
     pending: Tensor | None  # statistics of forwards that are still to be learned from
     codes_before: Tensor | None  # [K, D], the codes before the last update
     step_before: Tensor | None  # int64, its number
@@ -123,6 +124,7 @@ class Codebook(nn.Module):
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64))
         self.register_buffer("frozen", torch.zeros(size, dtype=torch.bool))
         self.register_buffer("initialized", torch.tensor(not kmeans_init))
+        self.register_buffer("grid_shape", torch.tensor(neighborhood.grid.shape))
         # On the host, so that no step asks the device whether the codebook has been initialized.
         self.is_initialized = not kmeans_init
         self.register_buffer("pending", None, persistent=False)
@@ -284,8 +286,25 @@ class Codebook(nn.Module):
 
         return super()._apply(keep_precision, recurse)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(
+        self,
+        state: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: Any,
+        unexpected: Any,
+        errors: Any,
+    ) -> None:
+        key, shape = f"{prefix}grid_shape", self.neighborhood.grid.shape
+        stored = tuple(state.setdefault(key, self.grid_shape).tolist())  # other libraries know no map
+        if stored != shape and self.neighborhood.kind != "none":
+            errors.append(
+                f"the codes of {prefix or 'this state'} lie on a map of shape {stored}, this codebook's is {shape}: "
+                f"build it with grid={stored}, or leave {key!r} out of the state to give the codes other places"
+            )
+        state[key] = self.grid_shape
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
         self.is_initialized = bool(self.initialized)
 
     def extra_repr(self) -> str:

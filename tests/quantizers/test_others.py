@@ -171,6 +171,20 @@ def test_residual_hands_the_gradient_on_once(depth):
     assert torch.allclose(x.grad, weight, atol=1e-6)
 
 
+def test_residual_freezes_codes_in_all_layers():
+    torch.manual_seed(0)
+    vq, x = ResidualVQ(4, 16, num_quantizers=2, neighborhood="hard"), torch.randn(200, 4)
+    before = vq.codebook.clone()
+    vq.freeze([0, 3])
+    vq(x)
+    moved = (vq.codebook != before).any(-1)
+    assert not moved[:, [0, 3]].any()
+    assert moved[:, 1].all()
+    vq.unfreeze()
+    vq(x)
+    assert (vq.codebook != before).any(-1).all()
+
+
 def test_residual_masks_layouts_and_gradient():
     torch.manual_seed(0)
     vq = ResidualVQ(4, 16, num_quantizers=3, accept_image_fmap=True)

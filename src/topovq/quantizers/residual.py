@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -127,6 +127,16 @@ class ResidualVQ(nn.Module, HubModule):
     @property
     def step(self) -> Tensor:
         return self.quantizers[0].step
+
+    def freeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
+        """As KohonenVQ.freeze, in all of them."""
+        for vq in self.quantizers:
+            vq.freeze(indices)
+
+    def unfreeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
+        """As KohonenVQ.unfreeze, in all of them."""
+        for vq in self.quantizers:
+            vq.unfreeze(indices)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
