@@ -6,8 +6,10 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from topovq.models import MODELS, QUANTIZERS, VQVAE, VQVAE2, Output, as_levels, load_pretrained
+from topovq.models.blocks import Residual
 
 SMALL = {"image_size": 16, "hidden": 16, "residual_hidden": 8, "codebook_size": 16, "code_dim": 8}
 
@@ -117,6 +119,20 @@ def test_one_batch_is_learned(kind: str) -> None:
     assert losses[-1] < 0.15 * losses[0]
 
 
+def test_both_residual_blocks_by_hand() -> None:
+    x = torch.randn(2, 4, 3, 3)
+    for kind in ("plain", "activated"):
+        block = Residual(4, 2, kind)
+        first, second = block.body[1], block.body[3]
+        inner = F.conv2d(x.relu(), first.weight, first.bias, padding=1).relu()
+        skip = x if kind == "plain" else x.relu()
+        torch.testing.assert_close(block(x), skip + F.conv2d(inner, second.weight, second.bias))
+        assert (first.bias is None) == (second.bias is None) == (kind == "activated")
+    model = VQVAE2(**SMALL, residual="activated")
+    assert model.config["residual"] == "activated"
+    assert not any("body" in name and name.endswith("bias") for name, _ in model.named_parameters())
+
+
 def test_encoding_in_training_mode_leaves_the_codes_alone() -> None:
     model = VQVAE(**SMALL).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -166,6 +182,7 @@ def test_a_model_with_missing_weights_is_refused(tmp_path) -> None:
         (lambda: VQVAE(quantizer_options={"tua": 1}), "did you mean 'tau'.*neighborhood"),
         (lambda: VQVAE(quantizer_options={"dim": 3}), "'dim' is set by the model"),
         (lambda: VQVAE(image_size=30), "30.*multiple.*4"),
+        (lambda: VQVAE(residual="relu"), "residual='relu' is unknown.*'plain', 'activated'"),
         (lambda: VQVAE(stride=3), "stride=3.*power of two"),
         (lambda: VQVAE(mean=[1.0]), "1 entries.*3 channels"),
         (lambda: VQVAE(std=[1.0, 0.0, 1.0]), "must be positive"),

@@ -9,49 +9,63 @@ from torch import Tensor, nn
 
 from topovq.models.thin import MULTIPLE, ThinConv, ThinConvTranspose
 
+RESIDUALS = ("plain", "activated")
+
 
 class Residual(nn.Module):
-    """x_BhHW -> x + conv1x1(relu(conv3x3(relu(x)))): [B, h, H, W] to the same."""
+    """[B, h, H, W] -> the same.
 
-    def __init__(self, hidden: int, residual_hidden: int) -> None:
+    plain      x + conv1x1(relu(conv3x3(relu(x))))
+    activated  the same with relu(x) in place of x, and convolutions without biases: what an in-place ReLU makes of it
+               in the code of the Kohonen-VAE's authors
+    """
+
+    def __init__(self, hidden: int, residual_hidden: int, kind: str) -> None:
         super().__init__()
+        if kind not in RESIDUALS:
+            raise ValueError(f"residual={kind!r} is unknown; choose one of {', '.join(map(repr, RESIDUALS))}")
+        self.activated = kind == "activated"
         self.body = nn.Sequential(
             nn.ReLU(),
-            nn.Conv2d(hidden, residual_hidden, 3, padding=1),
+            nn.Conv2d(hidden, residual_hidden, 3, padding=1, bias=not self.activated),
             nn.ReLU(),
-            nn.Conv2d(residual_hidden, hidden, 1),
+            nn.Conv2d(residual_hidden, hidden, 1, bias=not self.activated),
         )
 
     def forward(self, x_BhHW: Tensor) -> Tensor:
-        return x_BhHW + self.body(x_BhHW)
+        return (x_BhHW.relu() if self.activated else x_BhHW) + self.body(x_BhHW)
 
 
-def residual_stack(hidden: int, layers: int, residual_hidden: int) -> list[nn.Module]:
+def residual_stack(hidden: int, layers: int, residual_hidden: int, kind: str) -> list[nn.Module]:
     """`layers` residual blocks and the ReLU that closes them."""
-    return [*(Residual(hidden, residual_hidden) for _ in range(layers)), nn.ReLU()]
+    return [*(Residual(hidden, residual_hidden, kind) for _ in range(layers)), nn.ReLU()]
 
 
 class Encoder(nn.Sequential):
     """[B, C, H, W] -> [B, h, H / stride, W / stride]: a 4x4 stride-2 convolution per halving, then residual blocks."""
 
-    def __init__(self, channels: int, hidden: int, layers: int, residual_hidden: int, stride: int) -> None:
+    def __init__(
+        self, channels: int, hidden: int, layers: int, residual_hidden: int, residual: str, stride: int
+    ) -> None:
         parts: list[nn.Module] = []
         width = channels
         for halving in range(halvings(stride)):
             wider = hidden // 2 if halving == 0 else hidden
             parts += [_halve(width, wider), nn.ReLU()]
             width = wider
-        parts += [nn.Conv2d(width, hidden, 3, padding=1), *residual_stack(hidden, layers, residual_hidden)]
+        parts += [nn.Conv2d(width, hidden, 3, padding=1), *residual_stack(hidden, layers, residual_hidden, residual)]
         super().__init__(*parts)
 
 
 class Decoder(nn.Sequential):
     """[B, D, H, W] -> [B, C, H * stride, W * stride]: the encoder mirrored, with transposed convolutions."""
 
-    def __init__(self, dim: int, channels: int, hidden: int, layers: int, residual_hidden: int, stride: int) -> None:
+    def __init__(
+        self, dim: int, channels: int, hidden: int, layers: int, residual_hidden: int, residual: str, stride: int
+    ) -> None:
         parts: list[nn.Module] = [
             nn.Conv2d(dim, hidden, 3, padding=1),
-            *residual_stack(hidden, layers, residual_hidden),
+            *residual_stack(hidden, layers, residual_hidden, residual),
         ]
         width, doublings = hidden, halvings(stride)
         for doubling in range(doublings):

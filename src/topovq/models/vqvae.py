@@ -17,6 +17,7 @@ class VQVAE(Tokenizer):
     image_size         S, the side of the images it is meant for (others work if they are multiples of `stride`)
     channels           of the images
     hidden             channels inside; `residual_layers` blocks of `residual_hidden` channels on each side
+    residual           "plain", or "activated" as in the code of the Kohonen-VAE's authors (blocks.py)
     stride             pixels per token, a power of two
     codebook_size      K codes of `code_dim` dimensions
     quantizer          one of `topovq.models.QUANTIZERS`, built with `quantizer_options`
@@ -32,6 +33,7 @@ class VQVAE(Tokenizer):
         hidden: int = 128,
         residual_layers: int = 2,
         residual_hidden: int = 32,
+        residual: str = "plain",
         stride: int = 4,
         codebook_size: int = 512,
         code_dim: int = 64,
@@ -41,10 +43,11 @@ class VQVAE(Tokenizer):
         std: Sequence[float] = (127.5, 127.5, 127.5),
     ) -> None:
         super().__init__(image_size, (stride,), channels, mean, std)
-        self.encoder = Encoder(channels, hidden, residual_layers, residual_hidden, stride)
+        size = (hidden, residual_layers, residual_hidden, residual)
+        self.encoder = Encoder(channels, *size, stride)
         self.to_codes = nn.Conv2d(hidden, code_dim, 1)
         self._make_quantizers(1, quantizer, code_dim, codebook_size, quantizer_options or {})
-        self.decoder = Decoder(code_dim, channels, hidden, residual_layers, residual_hidden, stride)
+        self.decoder = Decoder(code_dim, channels, *size, stride)
 
     def features(self, x_BCHW: Tensor) -> list[Tensor]:
         return [self.to_codes(self.encoder(x_BCHW))]

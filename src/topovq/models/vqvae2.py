@@ -34,6 +34,7 @@ class VQVAE2(Tokenizer):
         hidden: int = 128,
         residual_layers: int = 2,
         residual_hidden: int = 32,
+        residual: str = "plain",
         strides: Sequence[int] = (4, 2),
         codebook_size: int = 512,
         code_dim: int = 64,
@@ -46,7 +47,7 @@ class VQVAE2(Tokenizer):
             raise ValueError(f"strides={list(strides)} must name at least two levels, such as (4, 2); VQVAE has one")
         super().__init__(image_size, strides, channels, mean, std)
         levels = len(strides)
-        size = (hidden, residual_layers, residual_hidden)
+        size = (hidden, residual_layers, residual_hidden, residual)
         # All lists here run from the bottom (level 0: next to the pixels) to the top.
         self.encoders = nn.ModuleList(
             Encoder(channels if level == 0 else hidden, *size, stride) for level, stride in enumerate(strides)
