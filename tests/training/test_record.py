@@ -84,7 +84,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
 
 def test_the_environment_names_versions_and_hardware() -> None:
     facts = environment(torch.device("cpu"), 2)
-    assert facts["version_torch"] == torch.__version__
+    assert facts["version_torch"].split("+")[0] == torch.__version__.split("+")[0]  # wheels differ in what follows
     assert "cores" in facts["hardware"]
     assert facts["world_size"] == 2
     assert facts["version_cuda"] is None
