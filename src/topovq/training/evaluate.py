@@ -62,6 +62,10 @@ class Validation:
             figures = self.figures
         return _summary(*figures, self.source, self.world)
 
+    def close(self) -> None:
+        """Let go of the graph and of the images on the device."""
+        self.captured, self.figures, self.batches = None, None, []
+
 
 def _over(model: Tokenizer, batches: Iterable[Tensor], world: World, bf16: bool) -> tuple[Tensor, Tensor]:
     """`_figures` of all batches, on this rank."""

@@ -164,6 +164,7 @@ class Run:
                     yield from self._loop(take_step, reporter, stop)
                 finally:
                     take_step.close()
+                    self.validate.close()
             return self._finish()
 
     @contextlib.contextmanager
