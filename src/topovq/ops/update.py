@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ def update(
     state = (codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K)
     rule = (decay, eps, update_empty, carried, cosine)
     if plain(codes_KD, batch_KD):
-        _move(*state, grid, course, *rule)
+        _move(state, grid, course, *rule)
         torch.autograd.graph.increment_version(state[:5])  # as every in-place operation does
         return
     numbers = (course.kind, course.schedule, course.tau, course.start, course.end, course.steps)
@@ -66,10 +68,8 @@ def _compute(
 ) -> None:
     grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap))
     course = Course(kind, schedule, tau, start, end, steps)
-    _move(
-        codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K, grid, course,
-        decay, eps, update_empty, carried, cosine,
-    )  # fmt: skip
+    state = (codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K)
+    _move(state, grid, course, decay, eps, update_empty, carried, cosine)
 
 
 MOVED = ("codes_KD", "sums_KD", "counts_K", "hits_K", "step")
@@ -82,14 +82,7 @@ def _(*_: object) -> None:
 
 
 def _move(
-    codes_KD: Tensor,
-    sums_KD: Tensor,
-    counts_K: Tensor,
-    hits_K: Tensor,
-    step: Tensor,
-    frozen_K: Tensor,
-    batch_KD: Tensor,
-    batch_K: Tensor,
+    state: Sequence[Tensor],
     grid: Grid,
     course: Course,
     decay: float,
@@ -98,6 +91,7 @@ def _move(
     carried: bool,
     cosine: bool,
 ) -> None:
+    codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K = state
     if codes_KD.is_cuda and codes_KD.dtype == torch.float32 and grid.ndim <= 3:
         from topovq.ops.triton_update import update_triton
 
