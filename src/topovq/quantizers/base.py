@@ -142,7 +142,9 @@ class Quantizer(nn.Module):
         codes_KD = book.remembered()[0] if recomputes else book.codes
         stats = learns and (book.learnable or not recomputes)
         choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=stats)
-        loss = self.commitment_weight * choice.error + self._codebook_loss(book, x_ND, choice, keep_N, learns)
+        loss = self.commitment_weight * choice.error
+        codebook_loss = self._codebook_loss(book, x_ND, choice, keep_N, learns)
+        loss = loss if codebook_loss is None else loss + codebook_loss
         if learns and not recomputes:
             book.learn(choice.sums_KD, choice.counts_K, choice.skipped)
             if valid_N is not None and book.dead_threshold and not book.accumulating:
@@ -152,9 +154,9 @@ class Quantizer(nn.Module):
 
     def _codebook_loss(
         self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
-    ) -> Tensor | float:
+    ) -> Tensor | None:
         """What moves the codes where they are parameters; nothing here."""
-        return 0.0
+        return None
 
     # Tokens
 

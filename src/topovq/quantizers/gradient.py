@@ -58,9 +58,9 @@ class GradientVQ(KohonenVQ):
 
     def _codebook_loss(
         self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
-    ) -> Tensor | float:
+    ) -> Tensor | None:
         loss = super()._codebook_loss(book, x_ND, choice, keep_N, learns)
-        if book.neighborhood.kind == "none" or not learns:
+        if loss is None or book.neighborhood.kind == "none" or not learns:
             return loss
         index_N = choice.index_N
         targets_ND = book.codes.detach()[index_N] if self.neighbor_target == "winner" else x_ND.detach()

@@ -141,14 +141,14 @@ class KohonenVQ(Quantizer, HubModule):
 
     def _codebook_loss(
         self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
-    ) -> Tensor | float:
+    ) -> Tensor | None:
         """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors.
 
         Its value is the error of the choice; its gradient, 2 (c_k w_k - S_k) / (valid * D), comes from the sums and
         counts, which are there already: no gather, whose gradient is slow.
         """
         if not book.learnable:
-            return 0.0
+            return None
         loss = choice.error.detach()
         if learns:
             counts_K, sums_KD, codes_KD = choice.counts_K.detach(), choice.sums_KD.detach(), book.codes.detach()

@@ -4,7 +4,8 @@ torch's optimizer holds the state (and saves and loads it); this only does its a
     g <- g * min(1, clip / (|g| + 1e-6)), |g| the norm over all gradients
     m <- b1 m + (1 - b1) g;    v <- b2 v + (1 - b2) g^2
     p <- (1 - lr wd) p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-A table of addresses, one row a parameter, travels to the device with each step; inside a CUDA graph it is part of it.
+A table of addresses, one row a parameter, travels to the device with each step. The addresses of a CUDA graph stay what
+they were when it was captured: `send` its table once, before the first replay.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ class ClippedAdamW:
 
     def step(self, sums_3: Tensor, loss: Tensor, reconstruction_loss: Tensor) -> None:
         """One step from the gradients that are there; adds (loss, reconstruction_loss, 1) to sums_3."""
-        if self.table_PC.is_cuda and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().synchronize()  # the last table may be on its way yet; a graph has its own
+        capturing = self.table_PC.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self.table_PC.is_cuda and not capturing:
+            torch.cuda.current_stream().synchronize()  # the last table may be on its way yet
         for row, (parameter, working, state) in enumerate(zip(self.parameters, self.working, self.states)):
             gradient = working.grad
             if gradient is None:  # of no use to the loss: nothing to do in any of its blocks
@@ -129,7 +131,8 @@ class ClippedAdamW:
             addresses = [parameter.data_ptr(), copy, gradient.data_ptr()]
             addresses += [state[name].data_ptr() for name in ("exp_avg", "exp_avg_sq", "step")]
             self.sent_PC[row] = torch.tensor([parameter.numel(), *addresses, gradient.dtype == torch.bfloat16])
-        self.table_PC.copy_(self.sent_PC, non_blocking=True)
+        if not capturing:
+            self.send()
         group, programs = self.group, len(self.blocks_B2)
         beta1, beta2 = group["betas"]
         _norm_kernel[(programs,)](self.table_PC, self.blocks_B2, self.squares_B, COLUMNS=COLUMNS, BLOCK=BLOCK)
@@ -138,6 +141,10 @@ class ClippedAdamW:
             programs, self.clip, group["lr"], beta1, 1 - beta1, math.log(beta1), beta2, 1 - beta2, math.log(beta2),
             group["eps"], 1 - group["lr"] * group["weight_decay"], COLUMNS=COLUMNS, BLOCK=BLOCK,
         )  # fmt: skip
+
+    def send(self) -> None:
+        """The last table to the device."""
+        self.table_PC.copy_(self.sent_PC, non_blocking=True)
 
 
 def _order(tensor: Tensor) -> list[int]:
