@@ -1,7 +1,7 @@
 """Schedules of the neighborhood over codebook sizes, from which the recommended one was chosen.
 
     python -m benchmarks.schedules                  the table, from records/schedule
-    python -m benchmarks.schedules --run            runs what is missing first (24 short runs; on one H200, two minutes)
+    python -m benchmarks.schedules --run            runs what is missing first (24 short runs, for a GPU)
 
 The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width falls exponentially from a share of the
 map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it.

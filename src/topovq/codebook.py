@@ -297,13 +297,13 @@ class Codebook(nn.Module):
         errors: Any,
     ) -> None:
         key, shape = f"{prefix}grid_shape", self.neighborhood.grid.shape
-        stored = tuple(state.setdefault(key, self.grid_shape).tolist())  # other libraries know no map
+        stored = tuple(state[key].tolist()) if key in state else shape  # other libraries know no map
         if stored != shape and self.neighborhood.kind != "none":
             errors.append(
                 f"the codes of {prefix or 'this state'} lie on a map of shape {stored}, this codebook's is {shape}: "
                 f"build it with grid={stored}, or leave {key!r} out of the state to give the codes other places"
             )
-        state[key] = self.grid_shape
+        state[key] = torch.tensor(shape)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
         self.is_initialized = bool(self.initialized)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from topovq.grid import ROW_HEIGHT, Grid
 from topovq.ops.convolve import convolve
+from topovq.ops.direct import plain
 from topovq.ops.kernel import Course, Kernel
 
 DENSE = 1024  # codes up to which the matrix itself is used: 4 MiB
@@ -48,16 +49,17 @@ def smooth(sums_KD: Tensor, counts_K: Tensor, grid: Grid, kernel: Kernel) -> tup
         return sums_KD, counts_K
     on_cuda = sums_KD.is_cuda and sums_KD.dtype == counts_K.dtype == torch.float32
     if on_cuda and grid.topology == "rectangular" and method(grid, kernel) == "separable":
-        return _smooth_gaussian(sums_KD, counts_K, list(grid.shape), list(grid.wrap), kernel.width)
-    stats_KC = _smooth(
+        gaussian = _compute_gaussian if plain(sums_KD, counts_K) else _smooth_gaussian
+        return gaussian(sums_KD, counts_K, list(grid.shape), list(grid.wrap), kernel.width)
+    operation = _compute if plain(sums_KD, counts_K) else _smooth
+    stats_KC = operation(
         torch.cat([sums_KD, counts_K[:, None]], 1),
         list(grid.shape), list(grid.wrap), grid.topology, kernel.kind, kernel.width, kernel.strength, kernel.widest,
     )  # fmt: skip
     return stats_KC[:, :-1], stats_KC[:, -1]
 
 
-@torch.library.custom_op("topovq::smooth", mutates_args=())
-def _smooth(
+def _compute(
     stats_KC: Tensor,
     shape: list[int],
     wrap: list[bool],
@@ -82,13 +84,15 @@ def _smooth(
         return separable(field, grid, kernel).reshape(stats_KC.shape)
 
 
+_smooth = torch.library.custom_op("topovq::smooth", _compute, mutates_args=())
+
+
 @_smooth.register_fake
 def _(stats_KC: Tensor, *_: object) -> Tensor:
     return torch.empty_like(stats_KC)
 
 
-@torch.library.custom_op("topovq::smooth_gaussian", mutates_args=())
-def _smooth_gaussian(
+def _compute_gaussian(
     sums_KD: Tensor, counts_K: Tensor, shape: list[int], wrap: list[bool], width: Tensor
 ) -> tuple[Tensor, Tensor]:
     from topovq.ops.triton_smooth import smooth_triton
@@ -97,6 +101,9 @@ def _smooth_gaussian(
         return sums_KD.clone(), counts_K.clone()
     grid = Grid(tuple(shape), wrap=tuple(wrap))
     return smooth_triton(sums_KD.contiguous(), counts_K.contiguous(), grid, None, width)
+
+
+_smooth_gaussian = torch.library.custom_op("topovq::smooth_gaussian", _compute_gaussian, mutates_args=())
 
 
 @_smooth_gaussian.register_fake
