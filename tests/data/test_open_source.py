@@ -10,7 +10,7 @@ import torch
 from pictures_on_disk import fill_folder, write_shard
 
 import topovq.data
-from topovq.data import SOURCES, open_source
+from topovq.data import SOURCES, loader, open_source
 
 
 @pytest.fixture(params=["photos", "cifar10", "folder", "shards"])
@@ -75,12 +75,30 @@ def test_facts_are_fit_for_json(source):
 
 def test_rows_of_a_resident_set(source):
     images = source.resident()
-    assert (images is not None) == (source.name == "cifar10")
-    if source.train_images is not None:
+    assert (images is None) == (source.name == "photos")  # drawn endlessly
+    if images is not None:
+        assert torch.equal(images[source.indices(1, 12, 1)], next(source.train(12, seed=1, start=1)))
+        assert source.resident() is images
         index = source.indices(3, 12, 1)
         assert index.dtype == torch.int64
         assert index.shape == (12,)
         assert 0 <= int(index.min()) <= int(index.max()) < source.train_images
+
+
+def test_what_does_not_stay_resident(tmp_path, monkeypatch):
+    folder = fill_folder(tmp_path, range(10))
+    with open_source("folder", folder, workers=0, flip=True) as mirrored:
+        assert mirrored.resident() is None
+    with open_source("folder", folder, workers=0) as source:
+        monkeypatch.setattr(loader, "RESIDENT", source.train_images * 3 * source.size**2 - 1)
+        assert source.resident() is None
+        monkeypatch.setattr(loader, "RESIDENT", source.train_images * 3 * source.size**2)
+        assert len(source.resident()) == source.train_images
+    fill_folder(tmp_path / "two" / "val", range(2))
+    (fill_folder(tmp_path / "two" / "train", range(4)) / "002.png").write_bytes(b"no image")
+    with open_source("folder", tmp_path / "two", workers=0) as damaged:
+        assert damaged.train_images == 4
+        assert damaged.resident() is None
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ class ResidentFeed:
     """The whole data set on the device; only row numbers travel, AHEAD batches at a time."""
 
     def __init__(self, images_NCHW: Tensor, source: Any, batch_size: int, seed: int, start: int, world: World) -> None:
-        self.images_NCHW = images_NCHW.to(world.device)
+        # Rows of one block of memory each, whatever the order of their axes.
+        self.last = not images_NCHW.is_contiguous()
+        self.images = (images_NCHW.permute(0, 2, 3, 1) if self.last else images_NCHW).to(world.device)
         self.source, self.batch_size, self.seed, self.upcoming, self.world = source, batch_size, seed, start, world
         local = batch_size // world.size
         self.rows = slice(world.rank * local, (world.rank + 1) * local)
@@ -100,4 +102,5 @@ class ResidentFeed:
     def batch(self) -> Tensor:
         index_B = self.indices_AB.index_select(0, self.position_1).view(-1)
         self.position_1.add_(1)
-        return self.images_NCHW.index_select(0, index_B)
+        images = self.images.index_select(0, index_B)
+        return images.permute(0, 3, 1, 2) if self.last else images
