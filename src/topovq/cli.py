@@ -270,7 +270,7 @@ class Reproduce:
 
       topovq reproduce main --quick                 two minutes on two cores: a small model, the embedded photographs
       topovq reproduce main                         CIFAR-10, 5 seeds a cell, 30,000 steps: for a GPU
-      topovq reproduce main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000
+      topovq reproduce main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000 --batch-size 32
       topovq reproduce all --render-only            from records alone: runs nothing
       topovq reproduce scale --codebooks 512 4096 --render-only --partial --format markdown
     """
@@ -283,6 +283,8 @@ class Reproduce:
     """Runs of each cell; 5 if not given, in scale 3 (1 where a cell is costly), with --quick 2."""
     steps: int | None = None
     """Training steps of each run; the paper's 30,000 if not given, with --quick 400."""
+    batch_size: int | None = None
+    """Images a step; the paper's if not given (256 for cifar10, else 128), with --quick 64."""
     jobs: int | None = None
     """Runs at a time; chosen for the machine if not given."""
     data_path: Path | None = None

@@ -11,9 +11,9 @@ from made_records import lines_of, write_record
 
 from topovq.studies import specs
 from topovq.studies.library import Library
+from topovq.studies.rows import IncompleteTable
 from topovq.studies.scale import make_scale
 from topovq.studies.sheet import Sheet, as_csv, markdown
-from topovq.studies.table import IncompleteTable
 
 STEPS = 4_000
 LOSSES = {"ema": [80, 70, 60, 55], "ksom-paper": [60, 50, 45, 40], "ksom": [90, 50, 40, 30], "gradient": [70, 60]}

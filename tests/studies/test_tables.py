@@ -11,9 +11,10 @@ import pytest
 from made_records import lines_of, write_record
 
 from topovq.studies.library import Library
+from topovq.studies.rows import IncompleteTable, Spread
 from topovq.studies.sheet import FORMATS, as_csv, latex, markdown, terminal
 from topovq.studies.specs import Cell, cells
-from topovq.studies.table import IncompleteTable, Spread, make_table
+from topovq.studies.table import make_table
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STEPS, SEEDS = 6_000, 3

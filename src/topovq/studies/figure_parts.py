@@ -43,8 +43,10 @@ class Part:
     def seeds(self, number: int) -> range:
         return range(number, 2 * number) if self.second else range(number)
 
-    def config(self, seed: int, steps: int | None = None, data_path: Path | None = None) -> TrainConfig:
-        config = self.cell.config(seed, steps, data_path)
+    def config(
+        self, seed: int, steps: int | None = None, data_path: Path | None = None, batch_size: int | None = None
+    ) -> TrainConfig:
+        config = self.cell.config(seed, steps, data_path, batch_size)
         if not self.two_levels:
             return config
         options = {name: value for name, value in config.model_options.items() if name != "stride"}

@@ -15,7 +15,7 @@ from topovq.models import Tokenizer
 from topovq.report import with_channels
 from topovq.studies.figure_parts import Part
 from topovq.studies.library import Found, Library
-from topovq.studies.table import mixtures, some
+from topovq.studies.rows import mixtures, some
 from topovq.training import load_run, open_data
 from topovq.training.distributed import pick_device
 
@@ -30,6 +30,7 @@ class Search:
     dataset: str
     steps: int | None
     seeds: int | None
+    batch_size: int | None
     quick: bool
     partial: bool
     library: Library
@@ -52,13 +53,14 @@ class Search:
         return [run for run in found.values() if run is not None]
 
     def _find(self, part: Part, seed: int) -> Found | None:
-        return self.library.finished(part.config(seed, self.steps))
+        return self.library.finished(part.config(seed, self.steps, batch_size=self.batch_size))
 
     def missing(self, part: Part, seed: int) -> str:
-        config = part.config(seed, self.steps)
+        config = part.config(seed, self.steps, batch_size=self.batch_size)
         near = self.library.instead(config)
         command = ["topovq reproduce", self.name, *(["--quick"] if self.quick else ["--dataset", self.dataset])]
-        for option, value in (("--steps", self.steps), ("--seeds", self.seeds)):
+        options = {"--steps": self.steps, "--batch-size": self.batch_size, "--seeds": self.seeds}
+        for option, value in options.items():
             command += [option, str(value)] if value is not None else []
         return (
             f"the figure {self.name!r} needs the run {config.run_id} ({part.cell.name}, seed {seed}, {config.steps:,} "

@@ -24,7 +24,8 @@ from topovq.studies.figure_runs import Images, Search, check_alike, load
 from topovq.studies.figure_shifts import NEAR, WIDE, draw_shifts
 from topovq.studies.library import Found, Library
 from topovq.studies.shifts import batches, level_choices, shift_scores
-from topovq.studies.specs import QUICK, default_seeds
+from topovq.studies.specs import PAPER_STEPS, QUICK, SETTINGS, default_seeds
+from topovq.studies.targets import IMAGES, other_data
 from topovq.studies.topography import topographies
 from topovq.training import TrainConfig
 
@@ -41,6 +42,7 @@ def needs(
     dataset: str = "cifar10",
     steps: int | None = None,
     seeds: int | None = None,
+    batch_size: int | None = None,
     quick: bool = False,
     data_path: Path | None = None,
 ) -> list[TrainConfig]:
@@ -57,7 +59,7 @@ def needs(
     for parts in panels(name, dataset).values():
         for part in parts:
             for seed in part.seeds(number):
-                config = part.config(seed, steps, data_path)
+                config = part.config(seed, steps, data_path, batch_size)
                 found.setdefault(config.run_id, config)
     return list(found.values())
 
@@ -70,6 +72,7 @@ def draw(
     dataset: str = "cifar10",
     steps: int | None = None,
     seeds: int | None = None,
+    batch_size: int | None = None,
     quick: bool = False,
     records: Sequence[Path] = (),
     source: Source | None = None,
@@ -91,7 +94,7 @@ def draw(
     folders = [runs, *records] if name in FROM_RECORDS else [runs]
     where = " or ".join(map(str, folders))
     some = partial and name in FROM_RECORDS  # a picture of one of two models would be none
-    search = Search(name, dataset, steps, seeds, quick, some, Library(folders), where)
+    search = Search(name, dataset, steps, seeds, batch_size, quick, some, Library(folders), where)
     if name in FROM_RECORDS:
         return save(_curves(search, parts), out, name)
     images = Images(source, data_path)
@@ -119,7 +122,7 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
     every = [run for panel in drawn.values() for _, found in panel for run in found]
     check_alike(every)
     configs = [run.config for run in every]
-    caption = f"{_setting(configs[0])}; thin lines are single seeds, thick ones their means."
+    caption = f"{_setting(configs[0], search.dataset)}; thin lines are single seeds, thick ones their means."
     if left_out:
         caption += f" Not run: {'; '.join(left_out)}."
 
@@ -145,11 +148,12 @@ def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
     check_alike(runs.values())
     models = {name: load(run) for name, run in runs.items()}
     config, model = next(iter(runs.values())).config, next(iter(models.values()))
+    setting = _setting(config, search.dataset)
     if search.name == SCALE_MAP:
         taken = images.take(ALL_IMAGES, model, config)
-        caption = f"{_setting(config)}, seed 0; KSOM with the recommended schedule. Use is over {len(taken):,} images."
+        caption = f"{setting}, seed 0; KSOM with the recommended schedule. Use is over {len(taken):,} images."
         return draw_scale_map(models, {name: token_counts(m, taken) for name, m in models.items()}, caption)
-    caption = f"{_setting(config)}, seed 0; KSOM with a hard 2-D neighborhood, τ = 0.1."
+    caption = f"{setting}, seed 0; KSOM with a hard 2-D neighborhood, τ = 0.1."
     if search.name == "map":
         return draw_map(models, caption)
     if search.name == "maps2":
@@ -191,7 +195,7 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
     assert taken is not None
     counts = {m.method: sum(other.method == m.method for other in measured) for m in measured}
     seeds = ", ".join(f"{name} n = {number}" for name, number in counts.items())
-    setting = _setting(runs[0][1].config)
+    setting = _setting(runs[0][1].config, search.dataset)
     caption = f"{setting}, {seeds}; over {len(taken):,} validation images. "
     if search.name == "shift-psnr":
         caption += "Against the reconstruction there is no number at 0, where the two are the same image."
@@ -200,7 +204,16 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
     return measured, caption
 
 
-def _setting(config: dict[str, Any]) -> str:
-    """What was trained, in words."""
+def _setting(config: dict[str, Any], dataset: str) -> str:
+    """What was trained, in words, and where that is not what the paper trained."""
     model = {"vqvae": "VQ-VAE", "vqvae2": "VQ-VAE-2"}[config["model"]]
-    return f"{model} on {config['data']}, {config['codebook_size']} codes, {config['steps']:,} steps"
+    images, batch = config.get("source_train_images") or 0, config["batch_size"]
+    steps, usual = config["steps"], SETTINGS[dataset].batch_size
+    quick = dataset == QUICK
+    words = [f"{model} on {config['data']}", f"{config['codebook_size']} codes"]
+    if images and other_data(dataset, images):
+        words.append(f"{images:,} training images (the paper has about {IMAGES[dataset]:,})")
+    words.append(f"{steps:,} steps" + f" (the paper {PAPER_STEPS:,})" * (steps != PAPER_STEPS and not quick))
+    if batch != usual:
+        words.append(f"batches of {batch:,}" + f" (the paper {usual:,})" * (not quick))
+    return ", ".join(words)

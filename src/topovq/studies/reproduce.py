@@ -34,6 +34,7 @@ class Request:
     dataset: str = "cifar10"
     seeds: int | None = None
     steps: int | None = None
+    batch_size: int | None = None
     jobs: int | None = None
     data_path: Path | None = None
     runs: Path = Path("runs")
@@ -46,7 +47,7 @@ class Request:
     codebooks: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "steps", "jobs"):
+        for name in ("seeds", "steps", "batch_size", "jobs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value!r} must be at least 1")
@@ -104,7 +105,8 @@ def tables_of(dataset: str) -> list[str]:
 
 def make_sheet(table: str, request: Request) -> Sheet:
     """A table from the records there are."""
-    options: dict[str, Any] = {"seeds": request.seeds, "steps": request.steps, "partial": request.partial}
+    options: dict[str, Any] = {"seeds": request.seeds, "steps": request.steps, "batch_size": request.batch_size}
+    options["partial"] = request.partial
     if table == SCALE:
         return make_scale(request.dataset, request.library, codebooks=request.codebooks, **options)
     return make_table(table, request.dataset, request.library, **options)
@@ -114,8 +116,15 @@ def _run(tables: Sequence[str], figures: Sequence[str], request: Request, say: C
     """Train what is missing of everything asked for, as one sweep."""
     wanted: list[TrainConfig] = []
     for table in tables:
-        where, sizes = request.data_path, request.codebooks
-        wanted += configs(table, request.dataset, request.seeds, request.steps, data_path=where, codebooks=sizes)
+        wanted += configs(
+            table,
+            request.dataset,
+            request.seeds,
+            request.steps,
+            batch_size=request.batch_size,
+            data_path=request.data_path,
+            codebooks=request.codebooks,
+        )
     curves, models = _needs(figures, request)
     todo = _once([*missing([*wanted, *curves], request.library), *missing(models, Library([request.runs]))])
     number = len(_once([*wanted, *curves, *models]))
@@ -140,7 +149,7 @@ def _needs(names: Sequence[str], request: Request) -> tuple[list[TrainConfig], l
     from topovq.studies.figures import FROM_RECORDS, needs
 
     options: dict[str, Any] = {"dataset": request.dataset, "steps": request.steps, "seeds": request.seeds}
-    options |= {"quick": request.quick, "data_path": request.data_path}
+    options |= {"batch_size": request.batch_size, "quick": request.quick, "data_path": request.data_path}
     curves = [config for name in names if name in FROM_RECORDS for config in needs(name, **options)]
     models = [config for name in names if name not in FROM_RECORDS for config in needs(name, **options)]
     return curves, models
@@ -156,6 +165,7 @@ def _draw(name: str, request: Request) -> list[Path]:
         dataset=request.dataset,
         steps=request.steps,
         seeds=request.seeds,
+        batch_size=request.batch_size,
         quick=request.quick,
         records=request.records,
         data_path=request.data_path,

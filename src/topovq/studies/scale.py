@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from topovq.studies.library import Found, Library
+from topovq.studies.rows import IncompleteTable, Spread, mixtures, some
 from topovq.studies.sheet import Sheet
 from topovq.studies.specs import QUICK, SCALE, Cell, cells, default_seeds
-from topovq.studies.table import IncompleteTable, Spread, mixtures, some
 
 MEASURES = {"loss": 1e3, "psnr": 1.0, "usage": 100.0, "perplexity": 1.0}  # a validation's values, and their units here
 COLUMNS = ("loss", "psnr", "codes_used_percent", "perplexity")
@@ -42,6 +42,7 @@ def make_scale(
     *,
     seeds: int | None = None,
     steps: int | None = None,
+    batch_size: int | None = None,
     partial: bool = False,
     codebooks: Sequence[int] | None = None,
 ) -> Sheet:
@@ -55,7 +56,9 @@ def make_scale(
     runs: list[Found] = []
     for size in dict.fromkeys(cell.codebook_size for cell in chosen):
         group = {
-            cell: _by_length(cell, library, number, lengths, full) for cell in chosen if cell.codebook_size == size
+            cell: _by_length(cell, library, number, [n for n in lengths if n <= full], batch_size)
+            for cell in chosen
+            if cell.codebook_size == size
         }
         missing += [text for cell, found in group.items() for text in _lacking(cell, found, number)]
         runs += [run for found in group.values() for same in found.values() for run in same]
@@ -72,17 +75,22 @@ def make_scale(
         )
     if not lines:
         raise IncompleteTable(f"there is no finished run of {SCALE} on {dataset}; {'; '.join(problems)}")
-    return _sheet(dataset, lines, full, [f"PARTIAL: {problem}." for problem in problems], runs)
+    notes = [f"PARTIAL: {problem}." for problem in problems]
+    usual = chosen[0].setting.batch_size
+    if batch_size not in (None, usual):
+        notes.append(f"Trained with batches of {batch_size:,} images instead of {usual:,}.")
+    return _sheet(dataset, lines, full, notes, runs)
 
 
-def _by_length(cell: Cell, library: Library, seeds: int, lengths: Sequence[int], full: int) -> dict[int, list[Found]]:
+def _by_length(
+    cell: Cell, library: Library, seeds: int, lengths: Sequence[int], batch_size: int | None
+) -> dict[int, list[Found]]:
     """The cell's finished runs by their number of steps, longest first."""
     found = {}
     for length in lengths:
-        if length <= full:
-            same = [library.finished(cell.config(seed, length)) for seed in cell.seeds(seeds)]
-            if any(same):
-                found[length] = [run for run in same if run is not None]
+        same = [library.finished(cell.config(seed, length, batch_size=batch_size)) for seed in cell.seeds(seeds)]
+        if any(same):
+            found[length] = [run for run in same if run is not None]
     return found
 
 

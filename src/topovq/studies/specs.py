@@ -131,7 +131,9 @@ class Cell:
     def seeds(self, number: int) -> range:
         return range(number if self.most_seeds is None else min(number, self.most_seeds))
 
-    def config(self, seed: int, steps: int | None = None, data_path: Path | None = None) -> TrainConfig:
+    def config(
+        self, seed: int, steps: int | None = None, data_path: Path | None = None, batch_size: int | None = None
+    ) -> TrainConfig:
         """The run of this cell with this seed; precision and all else is named, so its id is the same everywhere."""
         setting = self.setting
         size = self.codebook_size or setting.codebook_size
@@ -147,7 +149,7 @@ class Cell:
             quantizer=quantizer,
             quantizer_options=options | self._options(size),
             steps=setting.steps if steps is None else steps,
-            batch_size=setting.batch_size,
+            batch_size=setting.batch_size if batch_size is None else batch_size,
             learning_rate=setting.learning_rate,
             weight_decay=0.0,
             clip=1.0,
@@ -204,18 +206,19 @@ def configs(
     seeds: int | None = None,
     steps: int | None = None,
     *,
+    batch_size: int | None = None,
     data_path: Path | None = None,
     codebooks: Sequence[int] | None = None,
 ) -> list[TrainConfig]:
-    """The runs that a table is made of, each once; `seeds` a cell (default: 5, for `scale` 3) and `steps` (default: the
-    paper's 30,000)."""
+    """The runs that a table is made of, each once; `seeds` a cell (default: 5, for `scale` 3), `steps` and `batch_size`
+    (default: the paper's 30,000, and its batches for the data set)."""
     number = default_seeds(table, dataset) if seeds is None else seeds
     if number < 1:
         raise ValueError(f"seeds={seeds!r} must be at least 1")
     found: dict[str, TrainConfig] = {}
     for cell in cells(table, dataset, codebooks):
         for seed in cell.seeds(number):
-            config = cell.config(seed, steps, data_path)
+            config = cell.config(seed, steps, data_path, batch_size)
             found.setdefault(config.run_id, config)
     return list(found.values())
 

@@ -6,142 +6,15 @@ but were done otherwise, are refused by name; a partial table leaves them out an
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from topovq.studies.history import History
-from topovq.studies.library import Found, Library
+from topovq.studies.library import Library
+from topovq.studies.rows import Row, Spread, rows_of
 from topovq.studies.sheet import Sheet
-from topovq.studies.specs import PAPER_STEPS, QUICK, Cell, cells, default_seeds
-from topovq.studies.targets import COLUMNS, KEYS, MEASURES
+from topovq.studies.specs import PAPER_STEPS, QUICK, cells, default_seeds
+from topovq.studies.targets import COLUMNS, IMAGES, KEYS, MEASURES, other_data
 
 NAMES = {"loss": "loss", "steps10": "+10%", "steps20": "+20%"}
-NAMED = 6  # problems that a message names before it only counts
-
-
-class IncompleteTable(ValueError):
-    """Runs of a table are missing or do not go together; the message names them."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (of a sample: divided by n - 1; None of one run) over n runs."""
-
-    mean: float
-    std: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        if not values:
-            return None
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
-
-    def standard_errors_from(self, other: Spread) -> float | None:
-        """(self - other) / sqrt(s1^2/n1 + s2^2/n2); None where that is not known."""
-        if self.std is None or other.std is None:
-            return None
-        error = math.sqrt(self.std**2 / self.n + other.std**2 / other.n)
-        return (self.mean - other.mean) / error if error else None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A cell with the runs found for it."""
-
-    cell: Cell
-    steps: int
-    runs: list[Found]
-
-    @property
-    def n(self) -> int:
-        return len(self.runs)
-
-    def ours(self) -> dict[str, Spread | None]:
-        """Best loss in 1e-3, and thousands of steps to within 10% and 20% of it."""
-        histories = [_history(found) for found in self.runs]
-        return {
-            "loss": Spread.of([1e3 * history.best for history in histories]),
-            "steps10": Spread.of([history.steps_to(1.1) / 1e3 for history in histories]),
-            "steps20": Spread.of([history.steps_to(1.2) / 1e3 for history in histories]),
-        }
-
-    def paper(self) -> dict[str, Spread | None]:
-        """The paper's figures, where it has them."""
-        told = self.cell.paper or {}
-        return {
-            measure: Spread(float(told[mean]), float(told[std]), int(told["seeds"])) if told.get(mean) else None
-            for measure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2])
-        }
-
-
-def _history(found: Found) -> History:
-    try:
-        return History.of(found.lines)
-    except ValueError as error:
-        raise ValueError(f"{found.path}: {error}") from None
-
-
-def rows_of(
-    chosen: Sequence[Cell], library: Library, seeds: int, steps: int | None, *, partial: bool
-) -> tuple[list[Row], list[str]]:
-    """Every cell with its runs, and a partial table's notes on what it lacks.
-
-    Without `partial` anything that is lacking raises IncompleteTable.
-    """
-    rows, missing, otherwise = [], [], []
-    for cell in chosen:
-        runs, lacking = [], []
-        for seed in cell.seeds(seeds):
-            config = cell.config(seed, steps)
-            found = library.finished(config)
-            if found is not None:
-                runs.append(found)
-                continue
-            lacking.append(seed)
-            instead = library.instead(config)
-            if instead:
-                otherwise.append(f"{cell.name} seed {seed}: {instead}")
-        if lacking:
-            missing.append(f"{cell.name} (seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))})")
-        rows.append(Row(cell, cell.config(0, steps).steps, runs))
-    mixed = mixtures(found for row in rows for found in row.runs)
-    problems = [
-        *([f"missing: {some(missing)}"] if missing else []),
-        *([f"left out, since they were run otherwise: {some(otherwise)}"] if otherwise else []),
-        *([f"mixed: {some(mixed)}"] if mixed else []),
-    ]
-    where = f"{chosen[0].table} on {chosen[0].dataset}"
-    if problems and not partial:
-        raise IncompleteTable(
-            f"the table {where} is not whole; {'; '.join(problems)}. Without --render-only what is missing is run; "
-            "--partial shows what is there"
-        )
-    if not any(row.runs for row in rows):
-        raise IncompleteTable(f"there is no finished run of {where}; {'; '.join(problems)}")
-    return rows, [f"PARTIAL: {problem}." for problem in problems]
-
-
-def mixtures(runs: Iterable[Found]) -> list[str]:
-    """What the runs' data sets, which no id speaks of, have different values of: images, normalization, size."""
-    values: dict[str, dict[str, list[str]]] = {}
-    for found in runs:
-        for name, value in found.config.items():
-            if name.startswith("source_") and name not in ("source_path", "source_skipped"):
-                values.setdefault(name, {}).setdefault(str(value), []).append(found.path.as_posix())
-    return [
-        f"{name} is " + " and ".join(f"{value} in {len(paths)} ({paths[0]})" for value, paths in found.items())
-        for name, found in values.items()
-        if len(found) > 1
-    ]
-
-
-def some(problems: Sequence[str]) -> str:
-    """The first few of them, and how many more there are."""
-    more = len(problems) - NAMED
-    return "; ".join(problems[:NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def make_table(
@@ -151,16 +24,18 @@ def make_table(
     *,
     seeds: int | None = None,
     steps: int | None = None,
+    batch_size: int | None = None,
     partial: bool = False,
 ) -> Sheet:
-    """One of the paper's tables for one data set, from records."""
+    """One of the paper's tables for one data set, from records; rows without any run are in the CSV alone."""
     number = default_seeds(table, dataset) if seeds is None else seeds
-    rows, notes = rows_of(cells(table, dataset), library, number, steps, partial=partial)
+    rows, notes = rows_of(cells(table, dataset), library, number, steps, batch_size, partial=partial)
+    shown = [row for row in rows if row.runs]
     return Sheet(
         name=f"{table}-{dataset}",
-        title=_title(table, dataset, rows),
-        notes=[*notes, *_notes(rows)],
-        **_for_people(rows),
+        title=_title(table, dataset, shown),
+        notes=[*notes, *_notes(shown)],
+        **_for_people(shown),
         columns=[*KEYS, "n", "steps", *(f"{whose}_{name}" for whose in ("ours", "paper") for name in COLUMNS)],
         values=[_values(row) for row in rows],
     )
@@ -189,7 +64,8 @@ def _for_people(rows: list[Row]) -> dict[str, list]:
         ]
         told = [row.cell.paper or {} for row in rows]
         columns[f"{NAMES[measure]} paper"] = [f"{t[mean]} ± {t[std]}" if t.get(mean) else "" for t in told]
-        columns[f"{NAMES[measure]} diff/SE"] = [_difference(m[measure], p[measure]) for m, p in zip(ours, paper)]
+        if not _other_images(rows):
+            columns[f"{NAMES[measure]} diff/SE"] = [_difference(m[measure], p[measure]) for m, p in zip(ours, paper)]
     columns = {name: texts for name, texts in columns.items() if any(texts)}
     return {"header": list(columns), "rows": [list(texts) for texts in zip(*columns.values())]}
 
@@ -237,9 +113,10 @@ def _title(table: str, dataset: str, rows: list[Row]) -> str:
         if len(texts) == 1:
             shared.append(f"{name} {texts.pop()}")
     every = rows[0].cell.setting.validate_every
+    over = "mean ± standard deviation over n seeds" if any(row.n > 1 for row in rows) else "one seed"
     return (
         f"Table {table}, {dataset}: best validation loss (1e-3), and thousands of steps to within 10% and 20% of it; "
-        f"mean ± standard deviation over n seeds, {rows[0].steps:,} steps, validated every {every:,}"
+        f"{over}, {rows[0].steps:,} steps, validated every {every:,}"
         + (f"; {', '.join(shared)}" if shared else "")
         + "."
     )
@@ -248,27 +125,35 @@ def _title(table: str, dataset: str, rows: list[Row]) -> str:
 def _notes(rows: list[Row]) -> list[str]:
     """What a reader must know besides: what is less than the paper's, which formula a row has, what differs."""
     notes = []
+    dataset, other = rows[0].cell.dataset, _other_images(rows)
+    if other:
+        notes.append(
+            f"Not the paper's data: {_listed(other)} training images, about {IMAGES[dataset]:,} there. The comparison "
+            "is between our methods; the paper's numbers are of other data, so no difference from them is given."
+        )
     seeds = [(row.n, int(row.cell.paper["seeds"])) for row in rows if row.cell.paper]
     if any(n < theirs for n, theirs in seeds):
         ours, paper = map(_range, zip(*seeds))
         notes.append(f"Fewer seeds than the paper: {ours} a cell, {paper} there.")
-    steps, quick = rows[0].steps, rows[0].cell.dataset == QUICK
+    steps, quick = rows[0].steps, dataset == QUICK
     if steps < PAPER_STEPS:
         notes.append(f"Fewer steps than the paper: {steps:,}, {PAPER_STEPS:,} there.")
+    batch, usual = rows[0].runs[0].config["batch_size"], rows[0].cell.setting.batch_size
+    if batch != usual:
+        whose, where = ("the quick version's", "usually") if quick else ("the paper's", "there")
+        notes.append(f"{'Smaller' if batch < usual else 'Larger'} batches than {whose}: {batch:,}, {usual:,} {where}.")
     if quick:
         notes.append(
             "This is the quick version: a small model on the photographs that come with the package, to see the "
             "machinery at work; its numbers have no counterpart in the paper."
         )
-    found = [run.config for row in rows for run in row.runs]
-    images = sorted({config["source_train_images"] for config in found if config.get("source_train_images")})
-    if images:
-        notes.append(f"Trained on {' or '.join(f'{number:,}' for number in images)} images.")
-    if not quick:
+    if not other and (images := _images(rows)):
+        notes.append(f"Trained on {_listed(images)} images.")
+    if any(name.endswith("diff/SE") for name in _for_people(rows)["header"]):
         notes.append(
             "diff/SE: (ours - paper) / sqrt(s1²/n1 + s2²/n2), with means, standard deviations and seeds of both."
         )
-    if {"gaussian", "exponential"} <= {row.cell.neighborhood for row in rows}:
+    if {"gaussian", "exponential"} & {row.cell.neighborhood for row in rows}:
         notes.append("gaussian is the paper's formula, exponential the one in its authors' code.")
     if any(row.cell.key[1:3] == ("cifar10", "ema") and row.cell.count_init == "0" for row in rows):
         notes.append("The paper's ema rows with count_init 0 are of ten seeds that it calls good; ours are not chosen.")
@@ -277,13 +162,29 @@ def _notes(rows: list[Row]) -> list[str]:
             "som-vae pulls neighbors toward the winning code, as the authors' code does, with the weight 0.1 that "
             "their last sweep appears to use; som-vae-TARGET-WEIGHT toward the target with the weight it names."
         )
-    apart = [text for row in rows if (text := _apart(row, _telling(rows)))]
+    apart = [] if other else [text for row in rows if (text := _apart(row, _telling(rows)))]
     if apart:
         notes.append(f"More than two standard errors from the paper: {'; '.join(apart)}.")
-    hardware = sorted({config["hardware"] for config in found if config.get("hardware")})
+    configs = [run.config for row in rows for run in row.runs]
+    hardware = sorted({config["hardware"] for config in configs if config.get("hardware")})
     if hardware:
         notes.append(f"Run on {', '.join(hardware)}.")
     return notes
+
+
+def _images(rows: Sequence[Row]) -> list[int]:
+    """The numbers of training images that the records tell of."""
+    told = {run.config.get("source_train_images") for row in rows for run in row.runs}
+    return sorted(number for number in told if number)
+
+
+def _other_images(rows: Sequence[Row]) -> list[int]:
+    """Those that are not the paper's."""
+    return [number for number in _images(rows) if other_data(rows[0].cell.dataset, number)]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " or ".join(f"{number:,}" for number in numbers)
 
 
 def _range(numbers: Sequence[int]) -> str:
