@@ -91,7 +91,7 @@ class ImageSource(Source):
         self._resident_N3SS: torch.Tensor | None = None
 
     def resident(self) -> torch.Tensor | None:
-        """Decoded at the first call. None where images are mirrored or one is damaged: rows change with the epoch then."""
+        """Decoded at the first call. None where images are mirrored or damaged: rows then change with the epoch."""
         train = self._listing.train
         if self._flip or len(train) * 3 * self.size**2 > RESIDENT:
             return None

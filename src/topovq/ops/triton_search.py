@@ -14,12 +14,14 @@ kernel with the search they would cost it the registers it lives on, and twice t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from topovq.ops.triton_stats import Stats, add_counts, add_rows, cdiv, on_device, power_of_2
+from topovq.ops.triton_stats import Errors, Stats, add_counts, add_rows, cdiv, on_device, power_of_2
 
 SAMPLE = 4096  # entries of the codes whose mean is the center, at most 32 codes
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
@@ -59,15 +61,23 @@ def _better(dot, scale, bias_ptr, scale_ptr, code, best, index):
 
 
 @triton.jit
+def _better_each(dot, scale, bias_ptr, scale_ptr, code, tile, best, at):
+    """The same for each column of the tiles by itself: no row is searched before the last tile."""
+    score = tl.load(bias_ptr + code)[None, :] * scale[:, None] - tl.load(scale_ptr + code)[None, :] * dot
+    better = score < best
+    return tl.where(better, score, best), tl.where(better, tile, at)
+
+
+@triton.jit
 def _codes_kernel(
-    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
+    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr,
     K, D, stride,
-    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr,
+    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, VALID: tl.constexpr, CLEAR: tl.constexpr,
     DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
     """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
 
-    The center is the mean of some codes: any point among them will do.
+    The center is the mean of some codes: any point among them will do. What later launches add to is set to 0 here.
     """
     code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     dim = tl.arange(0, DP)
@@ -79,8 +89,14 @@ def _codes_kernel(
         center = center / tl.minimum(K, SAMPLE)
     if tl.program_id(0) == 0:
         tl.store(center_ptr + dim, center, dim < D)
+        if VALID:
+            tl.store(skipped_ptr, 0)
     inside = (code[:, None] < K) & (dim[None, :] < D)
-    w = tl.load(codes_ptr + code[:, None].to(tl.int64) * D + dim[None, :], inside, 0.0)
+    here = code[:, None].to(tl.int64) * D + dim[None, :]
+    w = tl.load(codes_ptr + here, inside, 0.0)
+    if CLEAR:
+        tl.store(sums_ptr + here, tl.zeros([BLOCK_K, DP], tl.float32), inside)
+        tl.store(counts_ptr + code, tl.zeros([BLOCK_K], tl.float32), code < K)
     bias = tl.zeros([BLOCK_K], tl.float32)
     if EUCLIDEAN:
         w = tl.where(inside, w - center[None, :], 0.0)
@@ -101,7 +117,7 @@ def _codes_kernel(
 def _search_kernel(
     x_ptr, keep_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, index_ptr, valid_ptr, skipped_ptr,
     N, D, tiles, stride_n, stride_d,
-    HAS_KEEP: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr,
+    HAS_KEEP: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, EACH: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -126,9 +142,13 @@ def _search_kernel(
         if bad > 0:
             tl.atomic_add(skipped_ptr, bad, sem="relaxed")
 
-    best = tl.full([BLOCK_N], float("inf"), tl.float32)
-    index = tl.zeros([BLOCK_N], tl.int32)
     column = tl.arange(0, BLOCK_K)
+    if EACH:
+        best = tl.full([BLOCK_N, BLOCK_K], float("inf"), tl.float32)
+        at = tl.zeros([BLOCK_N, BLOCK_K], tl.int32)
+    else:
+        best = tl.full([BLOCK_N], float("inf"), tl.float32)
+        index = tl.zeros([BLOCK_N], tl.int32)
     if DC == DP:
         hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
         for tile in range(tiles):
@@ -140,7 +160,13 @@ def _search_kernel(
                 dot = tl.dot(lo, w_hi, dot)
                 dot = tl.dot(hi, tl.load(lo_ptr + place), dot)
             dot = tl.dot(hi, w_hi, dot)
-            best, index = _better(dot, scale, bias_ptr, scale_ptr, code, best, index)
+            if EACH:
+                best, at = _better_each(dot, scale, bias_ptr, scale_ptr, code, tile, best, at)
+            else:
+                best, index = _better(dot, scale, bias_ptr, scale_ptr, code, best, index)
+        if EACH:
+            code = at * BLOCK_K + column[None, :]
+            index = tl.min(tl.where(best == tl.min(best, 1)[:, None], code, 2147483647), 1)
     else:
         # One loop over (tile, chunk), so that loads run ahead across tiles.
         dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -165,56 +191,55 @@ def _search_kernel(
 
 @triton.jit
 def _gather_kernel(
-    x_ptr, index_ptr, valid_ptr, codes_ptr, q_ptr, error_ptr, number_ptr, sums_ptr, counts_ptr, unit_ptr,
-    N, K, D, copies, stride_n, stride_d,
-    STATS: tl.constexpr, FIXED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    x_ptr, index_ptr, valid_ptr, codes_ptr, q_ptr, parts_ptr, sums_ptr, counts_ptr, unit_ptr,
+    N, K, copies, stride_n, stride_d,
+    STATS: tl.constexpr, FIXED: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    row = first + tl.arange(0, BLOCK_N)
+    copy = (tl.program_id(0) % copies).to(tl.int64) * K
     index = tl.load(index_ptr + row, row < N, 0)
     valid = tl.load(valid_ptr + row, row < N, 0) != 0
+    place = index + copy
+    leader = tl.load(index_ptr + first) + copy
     error = tl.zeros([BLOCK_N], tl.float32)
-    if STATS:
-        place = index + (tl.program_id(0) % copies).to(tl.int64) * K
-        alike, crowded = add_counts(counts_ptr, place, valid, BLOCK_N)
-    for start in range(0, D, BLOCK_D):
+    for start in tl.static_range(0, D, BLOCK_D):
         dim = start + tl.arange(0, BLOCK_D)
         inside = (row[:, None] < N) & (dim[None, :] < D)
         x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, inside, 0.0).to(tl.float32)
         q = tl.load(codes_ptr + index[:, None] * D + dim[None, :], inside, 0.0)
+        if STATS and start == 0:  # when the loads have begun, which take longest
+            alike, crowded = add_counts(counts_ptr, place, leader, valid, BLOCK_N)
         tl.store(q_ptr + row[:, None] * D + dim[None, :], q.to(q_ptr.dtype.element_ty), inside)
-        inside = inside & valid[:, None]
-        apart = tl.where(inside, x - q, 0.0)
+        apart = tl.where(inside & valid[:, None], x - q, 0.0)
         error += tl.sum(apart * apart, 1)
         if STATS:
-            add_rows(sums_ptr, place, dim, D, x, valid, alike, crowded, unit_ptr, FIXED)
-    tl.store(error_ptr + tl.program_id(0), tl.sum(error, 0))
-    tl.store(number_ptr + tl.program_id(0), tl.sum(valid.to(tl.float32), 0))
+            add_rows(sums_ptr, place, leader, dim, D, x, valid, alike, crowded, unit_ptr, FIXED)
+    tl.store(parts_ptr + tl.program_id(0), tl.sum(error, 0))
+    tl.store(parts_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(valid.to(tl.float32), 0))
 
 
-@triton.jit
-def _finish_kernel(error_ptr, number_ptr, mean_ptr, share_ptr, programs, D, BLOCK: tl.constexpr):
-    """(mean squared error per element, the share of one element) from the sums of all programs."""
-    part = tl.arange(0, BLOCK)
-    error = tl.zeros([BLOCK], tl.float32)
-    number = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, programs, BLOCK):
-        error += tl.load(error_ptr + first + part, first + part < programs, 0.0)
-        number += tl.load(number_ptr + first + part, first + part < programs, 0.0)
-    share = 1.0 / tl.maximum(tl.sum(number, 0) * D, 1.0)
-    tl.store(share_ptr, share)
-    tl.store(mean_ptr, tl.sum(error, 0) * share)
+class Tiles(NamedTuple):
+    block_n: int
+    block_k: int
+    chunk: int
+    """Dimensions at a time."""
+    warps: int
+    stages: int
+    each: bool = False
+    """Each column of the tiles keeps its best code: more registers, and less to do in a tile."""
 
 
-def tile_sizes(k: int, d: int, precision: str) -> tuple[int, int, int, int, int]:
-    """(BLOCK_N, BLOCK_K, DC, warps, stages) for a class of shapes, the fastest of those tried on one H200."""
+def tile_sizes(k: int, d: int, precision: str) -> Tiles:
+    """For a class of shapes, the fastest of those tried on one H200."""
     padded = max(16, power_of_2(d))
     if padded <= 64:
-        return (64, 64, padded, 4, 2) if k <= 2048 else (128, 128, padded, 4, 2)
+        return Tiles(64, 64, padded, 4, 2) if k <= 2048 else Tiles(128, 128, padded, 4, 2)
     if padded == 128:
-        return (128, 128, padded, 8, 2) if precision == "exact" else (64, 128, padded, 4, 2)
+        return Tiles(128, 128, padded, 8, 2) if precision == "exact" else Tiles(64, 128, padded, 4, 2)
     if padded == 256:
-        return (128, 64, padded, 8, 1) if precision == "exact" else (64, 64, padded, 4, 2)
-    return 128, 128, CHUNK, 8, 3
+        return Tiles(128, 64, padded, 8, 1) if precision == "exact" else Tiles(64, 64, padded, 4, 2)
+    return Tiles(128, 128, CHUNK, 8, 3)
 
 
 def nearest_triton(
@@ -225,17 +250,19 @@ def nearest_triton(
     keep_N: Tensor | None = None,
     valid_N: Tensor | None = None,
     skipped: Tensor | None = None,
-    tiles: tuple[int, int, int, int, int] | None = None,
+    stats: Stats | None = None,
+    tiles: Tiles | None = None,
 ) -> Tensor:
-    """Index int64 [N] of the closest code; valid_N (int8) and skipped (int64) are written to where given."""
+    """Index int64 [N] of the closest code. Where given, valid_N (int8) and skipped (int64) are written to, and stats
+    set to 0 if they are `to_clear`."""
     (n, d), k = x_ND.shape, codes_KD.shape[0]
     device = x_ND.device
     index_N = torch.empty(n, dtype=torch.int64, device=device)
     if n == 0:
         return index_N
-    block_n, block_k, chunk, warps, stages = tiles or tile_sizes(k, d, precision)
+    tiles = tiles or tile_sizes(k, d, precision)
     padded = max(16, power_of_2(d))
-    rows = cdiv(k, block_k) * block_k
+    rows = cdiv(k, tiles.block_k) * tiles.block_k
     exact, euclidean = precision == "exact", metric == "euclidean"
     codes_KD = codes_KD.contiguous()
     center_D = torch.empty(d, device=device)
@@ -243,17 +270,22 @@ def nearest_triton(
     hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
     lo = torch.empty_like(hi) if exact else hi
     scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
+    clear = stats is not None and stats.to_clear
+    sums, counts = (center_D, center_D) if stats is None else (stats.sums, stats.counts)
     with on_device(x_ND):
         _codes_kernel[(cdiv(rows, 16),)](
-            codes_KD, center_D, hi, lo, scale_K, bias_K, k, d, max(1, k // sample),
-            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, DP=padded, BLOCK_K=16, SAMPLE=sample,
+            codes_KD, center_D, hi, lo, scale_K, bias_K, index_N if skipped is None else skipped, sums, counts,
+            k, d, max(1, k // sample),
+            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, VALID=skipped is not None, CLEAR=clear,
+            DP=padded, BLOCK_K=16, SAMPLE=sample,
         )  # fmt: skip
-        _search_kernel[(cdiv(n, block_n),)](
+        _search_kernel[(cdiv(n, tiles.block_n),)](
             x_ND, index_N if keep_N is None else keep_N, center_D, hi, lo, scale_K, bias_K,
             index_N, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
-            n, d, rows // block_k, x_ND.stride(0), x_ND.stride(1),
-            HAS_KEEP=keep_N is not None, VALID=valid_N is not None, EXACT=exact,
-            DP=padded, DC=chunk, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+            n, d, rows // tiles.block_k, x_ND.stride(0), x_ND.stride(1),
+            HAS_KEEP=keep_N is not None, VALID=valid_N is not None, EXACT=exact, EACH=tiles.each, DP=padded,
+            DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+            num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return index_N
 
@@ -271,27 +303,28 @@ def quantize_triton(
     (n, d), k = x_ND.shape, codes_KD.shape[0]
     device = x_ND.device
     valid_N = torch.empty(n, dtype=torch.int8, device=device)
-    skipped = torch.zeros((), dtype=torch.int64, device=device)
+    skipped = (torch.empty if n else torch.zeros)((), dtype=torch.int64, device=device)
     codes_KD = codes_KD.contiguous()
-    index_N = nearest_triton(x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped)
+    gathered = Stats(x_ND, k if stats else 0, deterministic, later=stats)
+    index_N = nearest_triton(x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered)
     q_ND = torch.empty(n, d, dtype=x_ND.dtype, device=device)
-    gathered = Stats(x_ND, k if stats else 0, deterministic)
     block_d = min(64, power_of_2(d))
     block_n = max(1, 2048 // block_d)
     programs = cdiv(n, block_n)
-    parts = torch.empty(2, programs, device=device)  # of the squared error, and of the number of valid vectors
-    error, share = torch.empty((), device=device), torch.empty((), device=device)
-    with on_device(x_ND):
-        if n:
+    errors = Errors(
+        torch.empty(2, programs, device=device),
+        q_ND.new_empty((), dtype=torch.float32),
+        q_ND.new_empty((), dtype=torch.float32),
+    )
+    if n:
+        with on_device(x_ND):
             _gather_kernel[(programs,)](
-                x_ND, index_N, valid_N, codes_KD, q_ND, parts[0], parts[1],
-                gathered.sums, gathered.counts, gathered.unit,
-                n, k, d, gathered.copies, x_ND.stride(0), x_ND.stride(1),
-                STATS=stats, FIXED=deterministic, BLOCK_N=block_n, BLOCK_D=block_d,
+                x_ND, index_N, valid_N, codes_KD, q_ND, errors.parts, gathered.sums, gathered.counts, gathered.unit,
+                n, k, gathered.copies, x_ND.stride(0), x_ND.stride(1),
+                STATS=stats, FIXED=deterministic, D=d, BLOCK_N=block_n, BLOCK_D=block_d,
             )  # fmt: skip
-        _finish_kernel[(1,)](parts[0], parts[1], error, share, programs, d, BLOCK=1024)
-    sums_KD, counts_K = gathered.total()
-    return q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N.view(torch.bool), share
+    sums_KD, counts_K = gathered.total(errors)
+    return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid_N.view(torch.bool), errors.share
 
 
 @triton.jit

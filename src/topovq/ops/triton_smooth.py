@@ -60,7 +60,7 @@ def _smooth_tile(
             source = (other + n) % n
         on = (other < end)[:, None] & (column < columns)[None, :]
         there = base + source.to(tl.int64)[:, None] * place_stride + along[None, :]
-        total += tl.dot(weights, tl.load(in_ptr + there, on, 0.0), input_precision="ieee")
+        total += tl.dot(weights, tl.load(in_ptr + there, on, 0.0), input_precision="tf32x3")
     here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
     tl.store(out_ptr + here, total, (place < n)[:, None] & (column < columns)[None, :])
 

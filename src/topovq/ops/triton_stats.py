@@ -7,6 +7,8 @@ several copies of their statistics, added up afterwards, and a tile in which man
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -14,29 +16,26 @@ from torch import Tensor
 
 ROWS = 16_384  # codes times copies
 MOST_COPIES = 32
+TOTAL = 64  # numbers of which a program adds up the copies
 VECTORS = 16_384  # per copy, at least: with fewer, waiting costs less than another copy
 
 
 @triton.jit
-def add_rows(sums_ptr, place, dim, D, x, valid, alike, crowded, unit_ptr, FIXED: tl.constexpr):
+def add_rows(sums_ptr, place, leader, dim, D, x, valid, alike, crowded, unit_ptr, FIXED: tl.constexpr):
     """Add the rows of x to rows `place` of memory; in a crowded tile those that are alike are added up first."""
     inside = valid[:, None] & (dim[None, :] < D)
     if FIXED:
         x = (x.to(tl.float64) / tl.load(unit_ptr)).to(tl.int64)
     if crowded:
         together = tl.sum(tl.where(alike[:, None] & inside, x, 0), 0)
-        there = tl.max(tl.where(alike, place, 0), 0)
-        tl.atomic_add(sums_ptr + there * D + dim, together, dim < D, sem="relaxed")
+        tl.atomic_add(sums_ptr + leader * D + dim, together, dim < D, sem="relaxed")
         inside = inside & ~alike[:, None]
     tl.atomic_add(sums_ptr + place[:, None] * D + dim[None, :], x, inside, sem="relaxed")
 
 
 @triton.jit
-def add_counts(counts_ptr, place, valid, BLOCK_N: tl.constexpr):
-    """(alike, crowded): which rows chose the code of the first valid row, and whether those are many."""
-    slot = tl.arange(0, BLOCK_N)
-    first = tl.min(tl.where(valid, slot, BLOCK_N), 0)
-    leader = tl.max(tl.where(slot == first, place, 0), 0)
+def add_counts(counts_ptr, place, leader, valid, BLOCK_N: tl.constexpr):
+    """(alike, crowded): which rows are of the code `leader`, that of the first row, and whether those are many."""
     alike = valid & (place == leader)
     number = tl.sum(alike.to(tl.int32), 0)
     crowded = number * 4 > BLOCK_N
@@ -54,42 +53,107 @@ def _accumulate_kernel(
     N, K, D, copies, stride_n, stride_d,
     FIXED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    row = first + tl.arange(0, BLOCK_N)
+    copy = (tl.program_id(0) % copies).to(tl.int64) * K
     index = tl.load(index_ptr + row, row < N, -1)
     valid = index >= 0
-    place = tl.where(valid, index, 0) + (tl.program_id(0) % copies).to(tl.int64) * K
-    alike, crowded = add_counts(counts_ptr, place, valid, BLOCK_N)
+    place = tl.where(valid, index, 0) + copy
+    leader = tl.load(index_ptr + first) + copy
+    alike, crowded = add_counts(counts_ptr, place, leader, valid, BLOCK_N)
     for start in range(0, D, BLOCK_D):
         dim = start + tl.arange(0, BLOCK_D)
         inside = valid[:, None] & (dim[None, :] < D)
         x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, inside, 0.0).to(tl.float32)
-        add_rows(sums_ptr, place, dim, D, x, valid, alike, crowded, unit_ptr, FIXED)
+        add_rows(sums_ptr, place, leader, dim, D, x, valid, alike, crowded, unit_ptr, FIXED)
+
+
+@triton.jit
+def _add_copies(copies_ptr, total_ptr, program, size, copies, BLOCK: tl.constexpr, COPIES: tl.constexpr):
+    place = program * BLOCK + tl.arange(0, BLOCK)
+    copy = tl.arange(0, COPIES)
+    on = (copy[:, None] < copies) & (place[None, :] < size)
+    values = tl.load(copies_ptr + copy[:, None] * size + place[None, :], on, 0.0)
+    tl.store(total_ptr + place, tl.sum(values, 0), place < size)
+
+
+@triton.jit
+def _total_kernel(
+    sums_ptr, counts_ptr, total_sums_ptr, total_counts_ptr, parts_ptr, mean_ptr, share_ptr,
+    sums_size, counts_size, copies, sums_programs, counts_programs, parts, D,
+    ERROR: tl.constexpr, BLOCK: tl.constexpr, COPIES: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The copies added up, and in the last program the squared error: its mean per element, and an element's share."""
+    program = tl.program_id(0)
+    if program < sums_programs:
+        _add_copies(sums_ptr, total_sums_ptr, program, sums_size, copies, BLOCK, COPIES)
+    elif program < sums_programs + counts_programs:
+        _add_copies(counts_ptr, total_counts_ptr, program - sums_programs, counts_size, copies, BLOCK, COPIES)
+    elif ERROR:
+        part = tl.arange(0, PARTS)
+        error = tl.zeros([PARTS], tl.float32)
+        number = tl.zeros([PARTS], tl.float32)
+        for first in range(0, parts, PARTS):
+            error += tl.load(parts_ptr + first + part, first + part < parts, 0.0)
+            number += tl.load(parts_ptr + parts + first + part, first + part < parts, 0.0)
+        share = 1.0 / tl.maximum(tl.sum(number, 0) * D, 1.0)
+        tl.store(share_ptr, share)
+        tl.store(mean_ptr, tl.sum(error, 0) * share)
+
+
+@dataclass
+class Errors:
+    """Squared error and number of vectors by program of a launch, float32 [2, programs], and where the whole goes."""
+
+    parts: Tensor
+    mean: Tensor
+    share: Tensor
 
 
 class Stats:
     """Copies of the statistics to add to, and what they come to."""
 
-    def __init__(self, x_ND: Tensor, num_codes: int, deterministic: bool) -> None:
+    def __init__(self, x_ND: Tensor, num_codes: int, deterministic: bool, later: bool = False) -> None:
+        """`later`: a launch between this and the first addition can set them to 0, if `to_clear` is True then."""
         (n, d), device = x_ND.shape, x_ND.device
+        self.deterministic = deterministic
         self.copies = max(1, min(MOST_COPIES, ROWS // max(1, num_codes), n // VECTORS))
+        self.to_clear = later and n > 0 and not deterministic and self.copies == 1
         rows = self.copies * num_codes
         if deterministic or self.copies == 1:  # an operation may not return two views of one buffer
-            dtype = torch.int64 if deterministic else torch.float32
-            self.sums = torch.zeros(self.copies, num_codes, d, dtype=dtype, device=device)
-            self.counts = torch.zeros(self.copies, num_codes, device=device)
+            make = torch.empty if self.to_clear else torch.zeros
+            self.sums = make(rows, d, dtype=torch.int64 if deterministic else torch.float32, device=device)
+            self.counts = make(rows, device=device)
         else:
             both = torch.zeros(rows * (d + 1), device=device)  # one buffer: one launch less
-            self.sums = both[: rows * d].view(self.copies, num_codes, d)
-            self.counts = both[rows * d :].view(self.copies, num_codes)
+            self.sums, self.counts = both[: rows * d].view(rows, d), both[rows * d :]
         self.unit = self.counts  # not read, unless:
         if deterministic and n:
             # Sums of n numbers up to the largest stay below 2^62 units.
             self.unit = torch.where(x_ND.isfinite(), x_ND, 0).abs().amax().double().clamp(min=1e-30) * n / 2.0**62
 
-    def total(self) -> tuple[Tensor, Tensor]:
-        """(sums [K, D], counts [K]), float32."""
-        sums, counts = (self.sums[0], self.counts[0]) if self.copies == 1 else (self.sums.sum(0), self.counts.sum(0))
-        return (sums.double() * self.unit).float() if self.unit is not self.counts else sums.float(), counts
+    def total(self, errors: Errors | None = None) -> tuple[Tensor, Tensor]:
+        """(sums [K, D], counts [K]), float32; the errors too, in the same launch."""
+        sums, counts, d = self.sums, self.counts, self.sums.shape[1]
+        programs = (0, 0)
+        if self.copies > 1 and not self.deterministic:
+            k = len(counts) // self.copies
+            sums, counts = sums.new_empty(k, d), counts.new_empty(k)
+            programs = cdiv(sums.numel(), TOTAL), cdiv(k, TOTAL)
+        launch = sum(programs) + (errors is not None)
+        if launch:
+            e = errors or Errors(self.counts[None], self.counts, self.counts)  # not read
+            parts = e.parts.shape[1]
+            with on_device(sums):
+                _total_kernel[(launch,)](
+                    self.sums, self.counts, sums, counts, e.parts, e.mean, e.share,
+                    sums.numel(), counts.numel(), self.copies, *programs, parts, d,
+                    ERROR=errors is not None, BLOCK=TOTAL, COPIES=power_of_2(self.copies), PARTS=1024,
+                )  # fmt: skip
+        if self.deterministic:
+            sums, counts = sums.view(self.copies, -1, d).sum(0), counts.view(self.copies, -1).sum(0)
+            sums = (sums.double() * self.unit).float() if self.unit is not self.counts else sums.float()
+        return sums, counts
 
 
 def accumulate_triton(
