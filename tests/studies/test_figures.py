@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,7 +230,7 @@ def test_curves_are_drawn_from_records_alone(tmp_path: Path) -> None:
     for number, config in enumerate(wanted):
         make_record(runs if number % 2 else records, config, [300, 200, 100])
     paths = draw("initialization", runs, out, steps=30, records=[records])
-    assert [path.name for path in paths] == ["initialization.png", "initialization.svg"]
+    assert [path.name for path in paths] == ["initialization-cifar10.png", "initialization-cifar10.svg"]
     svg = paths[1].read_text()
     for words in ("N = 1 (2 seeds)", "N = 0 (2 seeds)", "N = 0, other seeds (2 seeds)", "KSOM, hard", "30 steps"):
         assert words in svg
@@ -252,6 +253,40 @@ def test_a_partial_figure_says_what_it_lacks(tmp_path: Path) -> None:
         assert words in svg
     with pytest.raises(FileNotFoundError, match="no-runs"):
         draw("perplexity", tmp_path / "no-runs", tmp_path, dataset="imagenet", partial=True)
+
+
+def test_a_caption_says_what_is_not_the_papers(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dataset": "celebahq_afhq", "steps": 20, "batch_size": 32}
+    for config in needs("perplexity", seeds=1, **options):
+        lines = lines_of(config, [9], source_train_images=5_753)
+        lines[1] |= {"perplexity_0": 5.0, "perplexity_1": 7.0}
+        write_record(tmp_path / f"{config.run_id}.jsonl", lines)
+    path = draw("perplexity", tmp_path, tmp_path, **options)[1]
+    assert path.name == "perplexity-celebahq_afhq.svg"
+    caption = words_of(path)
+    assert "5,753 training images (the paper has about 43,000), 20 steps (the paper 30,000)" in caption
+    assert "batches of 32 (the paper 128), one seed a line." in caption
+    with pytest.raises(FileNotFoundError, match="--steps 20 --batch-size 64` makes it"):
+        draw("perplexity", tmp_path, tmp_path, **(options | {"batch_size": 64}))
+    for config in needs("perplexity", seeds=1):
+        make_record(tmp_path, config, [300, 100])
+    caption = words_of(draw("perplexity", tmp_path, tmp_path)[1])
+    assert "the paper " not in caption
+    assert "batches" not in caption
+
+
+def words_of(path: Path) -> str:
+    """The text of an SVG, its lines joined."""
+    return " ".join(re.findall(r"<(?:text|tspan)[^>]*>([^<]+)<", path.read_text()))
+
+
+def test_a_curve_of_one_validation_is_seen() -> None:
+    one = curve(Look("one", "red"), [[{"event": "validation", "step": 5, "loss": 0.1}]], "loss")
+    (line,) = draw_losses({"": [one]}, "", "").axes[0].get_lines()
+    assert line.get_marker() == "o"
+    two = [{"event": "validation", "step": step, "loss": 0.1} for step in (5, 10)]
+    (line,) = draw_losses({"": [curve(Look("two", "red"), [two], "loss")]}, "", "").axes[0].get_lines()
+    assert line.get_marker() in ("", "None")
 
 
 def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:
@@ -297,28 +332,29 @@ def test_every_figure_is_written(small_runs: Path, few: Any, tmp_path: Path) -> 
             continue
         paths = draw(name, small_runs, tmp_path, quick=True, steps=2, source=few)
         kinds = ("png", "svg", "csv") if name in ("shift-psnr", "topography") else ("png", "svg")
-        assert paths == [tmp_path / f"{name}.{kind}" for kind in kinds]
+        file = name if name == "neighborhoods" else f"{name}-photos"
+        assert paths == [tmp_path / f"{file}.{kind}" for kind in kinds]
         with Image.open(paths[0]) as picture:
             assert min(picture.size) > 200
         assert "<text" in paths[1].read_text()
     assert len(list(tmp_path.iterdir())) == 2 * (len(FIGURES) - len(FROM_RECORDS)) + 2
 
-    rows = list(csv.DictReader((tmp_path / "shift-psnr.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "shift-psnr-photos.csv").read_text().splitlines()))
     assert len(rows) == 2 * 2 * 21  # methods, seeds, offsets
     still = [row for row in rows if row["offset"] == "0"]
     assert {row["to_reconstruction"] for row in still} == {"inf"}
     assert {(row["method"], row["seed"]) for row in still} == {(m, s) for m in ("KSOM", "EMA-VQ") for s in "01"}
     assert {row["run"] for row in rows} == {c.run_id for c in needs("topography", quick=True, steps=2, seeds=2)}
-    order = list(csv.DictReader((tmp_path / "topography.csv").read_text().splitlines()))
+    order = list(csv.DictReader((tmp_path / "topography-photos.csv").read_text().splitlines()))
     assert len(order) == 4
     assert {row["vectors"] for row in order} == {str(12 * 8 * 8)}
-    assert "KSOM n = 2, EMA-VQ n = 2" in (tmp_path / "topography.svg").read_text()
+    assert "2 seeds a method" in (tmp_path / "topography-photos.svg").read_text()
 
 
 def test_the_rows_are_those_of_the_model(small_runs: Path, few: Any, tmp_path: Path) -> None:
     """At no offset, what is written is the PSNR that validation recorded."""
     draw("shift-psnr", small_runs, tmp_path, quick=True, steps=2, seeds=1, source=few)
-    rows = list(csv.DictReader((tmp_path / "shift-psnr.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "shift-psnr-photos.csv").read_text().splitlines()))
     for row in (row for row in rows if row["offset"] == "0"):
         record = (small_runs / row["run"] / "record.jsonl").read_text().splitlines()
         validation = next(line for line in map(json.loads, record) if line["event"] == "validation")

@@ -138,6 +138,7 @@ def test_an_interrupted_and_resumed_sweep_gives_the_same_records(
     [
         (["mian"], "did you mean 'main'?"),
         (["main", "--seeds", "0"], "seeds=0 must be at least 1"),
+        (["main", "--batch-size", "0"], "batch_size=0 must be at least 1"),
         (["main", "--codebooks", "512"], "codebooks=[512] goes with 'scale', not with 'main'"),
         (["sensitivity", "--dataset", "imagenet"], "it has them for cifar10"),
         (["main", "--records", "nowhere"], "there is no folder of records at nowhere"),
@@ -163,10 +164,13 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
 ) -> None:
     """One seed of two cells, 2,000 steps: all that was run says so."""
     for cell in cells("main", "celebahq_afhq")[:2]:
-        lines = lines_of(cell.config(0, 2_000, Path("/somewhere")), [2.0, 1.9])
+        lines = lines_of(cell.config(0, 2_000, Path("/somewhere"), 16), [2.0, 1.9])
         write_record(tmp_path / "records" / f"{cell.method}.jsonl", lines)
     where = ["--runs", str(tmp_path / "runs"), "--records", str(tmp_path / "records"), "--out", str(tmp_path / "out")]
     options = ["--dataset", "celebahq_afhq", "--steps", "2000", "--seeds", "1", "--render-only"]
+    code, _, err = reproduce(capsys, "reproduce", "main", *options, *where, "--partial")
+    assert (code, "batch_size=16 instead of 128" in err) == (2, True)
+    options += ["--batch-size", "16"]
     assert reproduce(capsys, "reproduce", "main", *options, *where)[0] == 2
     code, out, _ = reproduce(capsys, "reproduce", "main", *options, *where, "--partial", "--format", "csv")
     assert code == 0
@@ -177,7 +181,9 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
         ("0", "", "1.75"),
         ("0", "", ""),
     ]
-    assert "PARTIAL: missing: ksom gaussian" in (tmp_path / "out" / "main-celebahq_afhq.md").read_text()
+    page = (tmp_path / "out" / "main-celebahq_afhq.md").read_text()
+    assert "PARTIAL: missing: ksom gaussian" in page
+    assert "Smaller batches than the paper's: 16, 128 there." in page
     assert json.loads((tmp_path / "records" / "ema.jsonl").read_text().splitlines()[0])["data_path"] == "/somewhere"
 
 
@@ -193,7 +199,17 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = reproduce(capsys, "reproduce", "--help")
     assert code == 0
     assert "topovq reproduce main --quick" in out
-    for name in ("--dataset", "--seeds", "--steps", "--jobs", "--render-only", "--partial", "--format", "--records"):
+    for name in (
+        "--dataset",
+        "--seeds",
+        "--steps",
+        "--batch-size",
+        "--jobs",
+        "--render-only",
+        "--partial",
+        "--format",
+        "--records",
+    ):
         assert name in out
 
 

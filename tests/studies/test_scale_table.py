@@ -84,6 +84,18 @@ def test_a_run_of_the_shared_length_goes_before_the_curve_of_a_longer_one(tmp_pa
     ]
 
 
+def test_another_batch_is_another_run_and_the_caption_says_so(tmp_path: Path) -> None:
+    for cell in specs.cells("scale", codebooks=[512]):
+        for seed in cell.seeds(3):
+            write_record(tmp_path / f"{cell.method}-{seed}.jsonl", lines_of(cell.config(seed, STEPS, None, 32), [9.0]))
+    library = Library([tmp_path])
+    with pytest.raises(IncompleteTable, match="there is no finished run of scale"):
+        make(library, partial=True)
+    sheet = make_scale("cifar10", library, steps=STEPS, codebooks=[512], batch_size=32)
+    assert "Trained with batches of 32 images instead of 256." in sheet.notes
+    assert {row["loss_mean"] for row in as_rows(sheet)} == {"9"}
+
+
 def test_missing_seeds_and_methods_are_refused_by_name_and_a_partial_table_says_so(tmp_path: Path) -> None:
     library = write_study(tmp_path, without=("ksom", 2))
     with pytest.raises(IncompleteTable, match=r"missing: ksom K=512 \(2 of 3 seeds\)"):

@@ -102,6 +102,9 @@ def test_the_id_depends_on_no_device_and_on_what_was_asked_for() -> None:
     config = configs("main")[0]
     assert config.resolve("cpu").run_id == config.resolve("cuda").run_id == config.run_id
     assert configs("main", steps=10)[0].run_id != config.run_id
+    assert configs("main", batch_size=32)[0].run_id != config.run_id
+    assert {c.batch_size for c in configs("main", "imagenet", batch_size=32)} == {32}
+    assert {c.batch_size for c in configs("main", "imagenet")} == {128}
     assert len(configs("main", seeds=3)) == 12
     assert [c.seed for c in configs("main", seeds=3)[:3]] == [0, 1, 2]
     assert configs("main", "imagenet", data_path=Path("here"))[0].data_path == Path("here")

@@ -89,6 +89,75 @@ def test_the_caption_says_what_is_less_than_the_paper_and_what_differs(tmp_path:
     assert "good" not in sheet.caption
 
 
+@pytest.mark.parametrize(("batch", "said"), [(32, "Smaller"), (512, "Larger")])
+def test_the_caption_says_when_the_batch_is_not_the_papers(tmp_path: Path, batch: int, said: str) -> None:
+    for cell in cells("main"):
+        write_record(tmp_path / f"{cell.neighborhood}.jsonl", lines_of(cell.config(0, STEPS, None, batch), [60, 50]))
+    sheet = make(Library([tmp_path]), seeds=1, batch_size=batch)
+    assert f"{said} batches than the paper's: {batch}, 256 there." in sheet.notes
+    with pytest.raises(IncompleteTable, match=f"batch_size={batch} instead of 256"):
+        make(Library([tmp_path]), seeds=1)
+    assert "batches" not in make(write_main(tmp_path / "usual")).caption
+
+
+def write_faces(folder: Path, images: int, seeds: int = 1) -> Library:
+    """Faces with smaller batches: three cells of `main` and two of `robustness`, with best losses 2, 3, 4, 5, 6."""
+    run = [cell for cell in cells("main", "celebahq_afhq") if cell.neighborhood != "gaussian"]
+    run += cells("robustness", "celebahq_afhq")[:2]
+    for number, cell in enumerate(run):
+        for seed in range(seeds):
+            lines = lines_of(cell.config(seed, 10_000, None, 32), [9, 2 + number], source_train_images=images)
+            write_record(folder / f"{number}-{seed}.jsonl", lines)
+    return Library([folder])
+
+
+def faces(table: str, library: Library, seeds: int = 1) -> Any:
+    options: dict[str, Any] = {"seeds": seeds, "steps": 10_000, "batch_size": 32, "partial": True}
+    return make_table(table, "celebahq_afhq", library, **options)
+
+
+def test_other_data_than_the_papers_is_not_compared_with_it(tmp_path: Path) -> None:
+    """Not even where there are enough seeds for a standard error."""
+    sheet = faces("main", write_faces(tmp_path, images=5_753, seeds=2), seeds=2)
+    (said,) = [note for note in sheet.notes if note.startswith("Not the paper's data")]
+    assert "5,753 training images, about 43,000 there" in said
+    assert "between our methods" in said
+    assert "diff/SE" not in "".join([*sheet.header, sheet.caption])
+    assert "standard errors" not in sheet.caption
+    assert sheet.rows[0][sheet.header.index("loss paper")] == "1.86 ± 0.10"  # for orientation
+    same = faces("main", write_faces(tmp_path / "same", images=42_000, seeds=2), seeds=2)
+    assert "Not the paper's data" not in same.caption
+    assert "loss diff/SE" in same.header
+    assert "Trained on 42,000 images." in same.notes
+
+
+def test_one_seed_of_some_rows_is_a_table_that_says_what_is_missing(tmp_path: Path) -> None:
+    library = write_faces(tmp_path, images=5_753)
+    main, robustness = (faces(table, library) for table in ("main", "robustness"))
+    # The rows that were run; the CSV has all, and the note the others.
+    assert main.header[:4] == ["method", "neighborhood", "n", "loss ours"]
+    assert [row[:4] for row in main.rows] == [
+        ["ema", "none", "1", "2.000"],
+        ["ksom", "hard", "1", "3.000"],
+        ["ksom", "exponential", "1", "4.000"],
+    ]
+    assert [row[main.columns.index("n")] for row in main.values] == ["1", "1", "0", "1"]
+    assert main.notes[0] == "PARTIAL: missing: ksom gaussian grid=2-D tau=0.1 count_init=1 update_empty=yes (seed 0)."
+    assert "exponential the one in its authors' code" in main.caption
+    # Of the first two of six rows, what they share is in the title.
+    assert robustness.header[:4] == ["method", "neighborhood", "n", "loss ours"]
+    assert [row[:4] for row in robustness.rows] == [["ema", "none", "1", "5.000"], ["ksom", "hard", "1", "6.000"]]
+    assert "count_init 0, update_empty no" in robustness.title
+    for sheet in (main, robustness):
+        assert "one seed, 10,000 steps" in sheet.title
+        assert "standard deviation" not in sheet.caption
+        assert "Fewer seeds than the paper: 1 a cell, 5 there." in sheet.notes
+        assert "Fewer steps than the paper: 10,000, 30,000 there." in sheet.notes
+        assert "Smaller batches than the paper's: 32, 128 there." in sheet.notes
+        ours = [row[i] for row in sheet.rows for i, name in enumerate(sheet.header) if name.endswith("ours")]
+        assert not [text for text in ours if "±" in text or "nan" in text or not text]
+
+
 def test_full_runs_of_as_many_seeds_as_the_paper_need_no_excuse(tmp_path: Path) -> None:
     for cell in cells("sensitivity"):
         for seed in range(10):

@@ -102,14 +102,16 @@ def draw_perplexities(panels: Mapping[str, Sequence[Curve]], codes: int, title: 
 
 
 def _lines(ax: Any, c: Curve, scale: float) -> None:
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    color = c.look.color
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    color, marker = c.look.color, "o" if len(c.steps_T) == 1 else ""
     if len(c.values_ST) > 1:
         for values_T in c.values_ST:
             ax.plot(c.steps_T, values_T * scale, color=color, linewidth=0.6, alpha=0.35, linestyle=c.look.dash)
-    ax.plot(c.steps_T, c.values_ST.mean(0) * scale, color=color, linewidth=1.8, linestyle=c.look.dash, label=c.label)
+    mean_T = c.values_ST.mean(0) * scale
+    ax.plot(c.steps_T, mean_T, color=color, marker=marker, linewidth=1.8, linestyle=c.look.dash, label=c.label)
 
 
 def _legend(ax: Any) -> None:

@@ -31,7 +31,8 @@ from topovq.training import TrainConfig
 
 __all__ = ["FIGURES", "FROM_RECORDS", "draw", "figures_of", "needs"]
 
-PIXELS = 2**22  # of the images that measures are taken over, and no more than MOST_IMAGES: at 256x256, 64
+# Pixels of the images that measures are taken over: at 256x256, 32 images (two minutes on two cores) or 512.
+PIXELS = {"cpu": 2**21, "cuda": 2**25}
 MOST_IMAGES = 1_024
 ALL_IMAGES = 10_000  # that use is counted over, if there are so many
 
@@ -79,7 +80,7 @@ def draw(
     data_path: Path | None = None,
     partial: bool = False,
 ) -> list[Path]:
-    """Draw a figure into out/NAME.png and out/NAME.svg, a measured one also into out/NAME.csv; the files written.
+    """Draw a figure into out/NAME-DATASET.png and .svg, a measured one also into .csv; the files written.
 
     runs       folder of runs: models are looked for there alone, records also in the folders `records`
     seeds      exactly so many a curve or measure; default: as many as there are, at least one
@@ -91,18 +92,19 @@ def draw(
     parts = panels(name, dataset)
     if name == "neighborhoods":
         return save(draw_neighborhoods(), out, name)
+    file = f"{name}-{dataset}"
     folders = [runs, *records] if name in FROM_RECORDS else [runs]
     where = " or ".join(map(str, folders))
     some = partial and name in FROM_RECORDS  # a picture of one of two models would be none
     search = Search(name, dataset, steps, seeds, batch_size, quick, some, Library(folders), where)
     if name in FROM_RECORDS:
-        return save(_curves(search, parts), out, name)
+        return save(_curves(search, parts), out, file)
     images = Images(source, data_path)
     if name in MEASURED:
         measured, caption = _measure(search, parts[""], images)
         plot = draw_shift_scores if name == "shift-psnr" else draw_topography
-        return [*save(plot(measured, caption), out, name), write_rows(measured, out / f"{name}.csv")]
-    return save(_pictures(search, parts[""], images), out, name)
+        return [*save(plot(measured, caption), out, file), write_rows(measured, out / f"{file}.csv")]
+    return save(_pictures(search, parts[""], images), out, file)
 
 
 def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
@@ -122,7 +124,9 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
     every = [run for panel in drawn.values() for _, found in panel for run in found]
     check_alike(every)
     configs = [run.config for run in every]
-    caption = f"{_setting(configs[0], search.dataset)}; thin lines are single seeds, thick ones their means."
+    several = any(len(found) > 1 for panel in drawn.values() for _, found in panel)
+    caption = _setting(configs[0], search.dataset)
+    caption += "; thin lines are single seeds, thick ones their means." if several else ", one seed a line."
     if left_out:
         caption += f" Not run: {'; '.join(left_out)}."
 
@@ -157,12 +161,12 @@ def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
     if search.name == "map":
         return draw_map(models, caption)
     if search.name == "maps2":
-        return draw_maps2(models, caption)
+        return draw_maps2(models, f"{caption} Places on a map are (row, column).")
     levels = len(model.quantizers)
     number = (3 if levels == 1 else 1) if search.name == "shifts-wide" else (4 if levels == 1 else 2)
     caption += (
-        " The first validation images; moved by +1, every token becomes the code one place further along each axis of "
-        "the map, and those at its border stay."
+        f" The first validation image{'s' * (number > 1)}; moved by +1, every token becomes the code one place further "
+        "along each axis of the map, and those at its border stay."
     )
     return draw_shifts(
         models, images.take(number, model, config), WIDE if search.name == "shifts-wide" else NEAR, caption
@@ -181,7 +185,8 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
         for number, (part, run) in enumerate(runs):
             model, config = load(run), run.config
             if taken is None:
-                taken = images.take(max(1, min(MOST_IMAGES, PIXELS // model.image_size**2)), model, config)
+                most = PIXELS[model.mean_C11.device.type] // model.image_size**2
+                taken = images.take(max(1, min(MOST_IMAGES, most)), model, config)
                 steps = len(batches(taken)) * len(level_choices(model)) * len(WIDE)
                 progress.update(task, total=len(runs) * (steps if search.name == "shift-psnr" else 1))
             facts = {"dataset": search.dataset, "steps": config["steps"], "seed": config["seed"], "run": config["id"]}
@@ -194,7 +199,9 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
             measured.append(Measured(part.look.label, facts, results))
     assert taken is not None
     counts = {m.method: sum(other.method == m.method for other in measured) for m in measured}
-    seeds = ", ".join(f"{name} n = {number}" for name, number in counts.items())
+    seeds = ", ".join(f"{name} {_seeds(number)}" for name, number in counts.items())
+    if len(set(counts.values())) == 1:
+        seeds = f"{_seeds(next(iter(counts.values())))} a method"
     setting = _setting(runs[0][1].config, search.dataset)
     caption = f"{setting}, {seeds}; over {len(taken):,} validation images. "
     if search.name == "shift-psnr":
@@ -202,6 +209,10 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
     else:
         caption += "Neighbors are the eight places around one; dotted: what codes in no order would have."
     return measured, caption
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seeds" if number > 1 else "one seed"
 
 
 def _setting(config: dict[str, Any], dataset: str) -> str:

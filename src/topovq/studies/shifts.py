@@ -56,7 +56,7 @@ def shift_scores(
         plain = model.decode(tokens)
         for row, levels in enumerate(choices.values()):
             for column, offset in enumerate(offsets):
-                ours = model.decode(moved(model, tokens, offset, levels)).double()
+                ours = (model.decode(moved(model, tokens, offset, levels)) if offset else plain).double()
                 for which, theirs in enumerate((plain, batch)):
                     errors[row, column, which] += float((ours - theirs).square().sum())
                 advance()
