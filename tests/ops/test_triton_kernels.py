@@ -118,6 +118,22 @@ def test_nearest_at_every_scale_and_metric(metric, scale):
     assert_as_good_as_plain(noise(40, 9) * scale, noise(70, 9, seed=1) * scale, metric)
 
 
+@pytest.mark.parametrize(("k", "d"), [(2, 3), (70, 9), (2100, 4), (70, 300)])
+def test_the_second_closest(k, d):
+    x, codes = noise(70, d).to(DEVICE), noise(k, d, seed=1).to(DEVICE)
+    first = nearest_triton(x, codes, "euclidean", "exact")
+    second = nearest_triton(x, codes, "euclidean", "exact", other_than_N=first)
+    expected = torch.cdist(x.double(), codes.double()).topk(2, largest=False).indices
+    assert torch.equal(torch.stack([first, second], 1), expected)
+
+
+def test_of_codes_that_are_the_same_the_second_closest_is_the_next():
+    codes = noise(3, 4)[[0, 1, 1, 2]].to(DEVICE)
+    first = nearest_triton(codes[1:2], codes, "euclidean", "exact")
+    second = nearest_triton(codes[1:2], codes, "euclidean", "exact", other_than_N=first)
+    assert [int(first), int(second)] == [1, 2]
+
+
 def test_nearest_far_from_the_origin():
     assert_as_good_as_plain(noise(40, 9) + 1e4, noise(70, 9, seed=1) + 1e4)
 

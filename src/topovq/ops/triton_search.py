@@ -47,9 +47,16 @@ def _split(x, scale):
 
 
 @triton.jit
-def _better(dot, scale, bias_ptr, scale_ptr, code, best, index):
-    """The best score so far and its code, with those of a tile; the lowest code wins a tie, NaN never wins."""
+def _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER: tl.constexpr):
     score = tl.load(bias_ptr + code)[None, :] * scale[:, None] - tl.load(scale_ptr + code)[None, :] * dot
+    if OTHER:
+        score = tl.where(code[None, :] == not_code[:, None], float("inf"), score)
+    return score
+
+
+@triton.jit
+def _better(score, code, best, index):
+    """The best score so far and its code, with those of a tile; the lowest code wins a tie, NaN never wins."""
     value = tl.min(score, 1)
     better = value < best
     # After the first tiles most have nothing better: which code it is then need not be asked.
@@ -61,9 +68,8 @@ def _better(dot, scale, bias_ptr, scale_ptr, code, best, index):
 
 
 @triton.jit
-def _better_each(dot, scale, bias_ptr, scale_ptr, code, tile, best, at):
+def _better_each(score, tile, best, at):
     """The same for each column of the tiles by itself: no row is searched before the last tile."""
-    score = tl.load(bias_ptr + code)[None, :] * scale[:, None] - tl.load(scale_ptr + code)[None, :] * dot
     better = score < best
     return tl.where(better, score, best), tl.where(better, tile, at)
 
@@ -115,9 +121,9 @@ def _codes_kernel(
 
 @triton.jit
 def _search_kernel(
-    x_ptr, keep_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, index_ptr, valid_ptr, skipped_ptr,
+    x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, index_ptr, valid_ptr, skipped_ptr,
     N, D, tiles, stride_n, stride_d,
-    HAS_KEEP: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, EACH: tl.constexpr,
+    HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, EACH: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -142,6 +148,9 @@ def _search_kernel(
         if bad > 0:
             tl.atomic_add(skipped_ptr, bad, sem="relaxed")
 
+    not_code = tl.zeros([BLOCK_N], tl.int32)
+    if OTHER:
+        not_code = tl.load(other_ptr + row, row < N, 0).to(tl.int32)
     column = tl.arange(0, BLOCK_K)
     if EACH:
         best = tl.full([BLOCK_N, BLOCK_K], float("inf"), tl.float32)
@@ -160,10 +169,11 @@ def _search_kernel(
                 dot = tl.dot(lo, w_hi, dot)
                 dot = tl.dot(hi, tl.load(lo_ptr + place), dot)
             dot = tl.dot(hi, w_hi, dot)
+            score = _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER)
             if EACH:
-                best, at = _better_each(dot, scale, bias_ptr, scale_ptr, code, tile, best, at)
+                best, at = _better_each(score, tile, best, at)
             else:
-                best, index = _better(dot, scale, bias_ptr, scale_ptr, code, best, index)
+                best, index = _better(score, code, best, index)
         if EACH:
             code = at * BLOCK_K + column[None, :]
             index = tl.min(tl.where(best == tl.min(best, 1)[:, None], code, 2147483647), 1)
@@ -184,7 +194,8 @@ def _search_kernel(
                 dot = tl.dot(hi, tl.load(lo_ptr + place), dot)
             dot = tl.dot(hi, w_hi, dot)
             if chunk == DP - DC:
-                best, index = _better(dot, scale, bias_ptr, scale_ptr, code, best, index)
+                score = _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER)
+                best, index = _better(score, code, best, index)
                 dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     tl.store(index_ptr + row, index.to(tl.int64), row < N)
 
@@ -234,7 +245,7 @@ def tile_sizes(k: int, d: int, precision: str) -> Tiles:
     """For a class of shapes, the fastest of those tried on one H200."""
     padded = max(16, power_of_2(d))
     if padded <= 64:
-        return Tiles(64, 64, padded, 4, 2) if k <= 2048 else Tiles(128, 128, padded, 4, 2)
+        return Tiles(64, 64, padded, 4, 2, each=True) if k <= 2048 else Tiles(128, 128, padded, 4, 2)
     if padded == 128:
         return Tiles(128, 128, padded, 8, 2) if precision == "exact" else Tiles(64, 128, padded, 4, 2)
     if padded == 256:
@@ -251,10 +262,13 @@ def nearest_triton(
     valid_N: Tensor | None = None,
     skipped: Tensor | None = None,
     stats: Stats | None = None,
+    other_than_N: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Index int64 [N] of the closest code. Where given, valid_N (int8) and skipped (int64) are written to, and stats
-    set to 0 if they are `to_clear`."""
+    """Index int64 [N] of the closest code, `other_than_N` (one for each vector) if given: the second closest, say.
+
+    Where given, valid_N (int8) and skipped (int64) are written to, and stats set to 0 if they are `to_clear`.
+    """
     (n, d), k = x_ND.shape, codes_KD.shape[0]
     device = x_ND.device
     index_N = torch.empty(n, dtype=torch.int64, device=device)
@@ -280,11 +294,12 @@ def nearest_triton(
             DP=padded, BLOCK_K=16, SAMPLE=sample,
         )  # fmt: skip
         _search_kernel[(cdiv(n, tiles.block_n),)](
-            x_ND, index_N if keep_N is None else keep_N, center_D, hi, lo, scale_K, bias_K,
+            x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
+            center_D, hi, lo, scale_K, bias_K,
             index_N, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
             n, d, rows // tiles.block_k, x_ND.stride(0), x_ND.stride(1),
-            HAS_KEEP=keep_N is not None, VALID=valid_N is not None, EXACT=exact, EACH=tiles.each, DP=padded,
-            DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+            HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
+            EXACT=exact, EACH=tiles.each, DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return index_N

@@ -148,7 +148,8 @@ class Stats:
                 _total_kernel[(launch,)](
                     self.sums, self.counts, sums, counts, e.parts, e.mean, e.share,
                     sums.numel(), counts.numel(), self.copies, *programs, parts, d,
-                    ERROR=errors is not None, BLOCK=TOTAL, COPIES=power_of_2(self.copies), PARTS=1024,
+                    ERROR=errors is not None, BLOCK=TOTAL, COPIES=power_of_2(self.copies),
+                    PARTS=min(4096, power_of_2(parts)),
                 )  # fmt: skip
         if self.deterministic:
             sums, counts = sums.view(self.copies, -1, d).sum(0), counts.view(self.copies, -1).sum(0)

@@ -25,6 +25,7 @@ from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest, search_terms
 
 ROWS = 1024  # rows of a block of scores
+CUDA_ROWS = 2**20  # rows of a block on a GPU: each takes a few launches
 MOST_AXES = 256  # features up to which axes are looked for: that costs the cube of their number
 FLAT = 1e-6  # of the largest extent of the codes: what is smaller is rounding
 BLOCK = 2**17  # numbers in a block of dense rows: they stay in the cache
@@ -128,7 +129,7 @@ class DenseTable(Table):
     def closest(self, codes_KD: Tensor, metric: str) -> tuple[Tensor, Tensor]:
         if self.x_ND.is_cuda:
             index_N = nearest(self.x_ND, codes_KD, metric)
-            return index_N, pair_distance(self.x_ND, codes_KD[index_N], metric)
+            return index_N, self.distance_to(codes_KD, index_N, metric)
         axes_DR = self._few_axes(codes_KD) if metric == "euclidean" else None
         return super().closest(codes_KD, metric) if axes_DR is None else self._closest_along(codes_KD, axes_DR)
 
@@ -159,8 +160,18 @@ class DenseTable(Table):
     def _closest_all(self, codes_KD: Tensor) -> tuple[Tensor, Tensor]:
         return super().closest(codes_KD, "euclidean")
 
+    def closest_two(self, codes_KD: Tensor, metric: str) -> Tensor:
+        if not self.x_ND.is_cuda or self.dtype == torch.float64:
+            return super().closest_two(codes_KD, metric)
+        from topovq.ops.triton_search import nearest_triton
+
+        first_N = nearest(self.x_ND, codes_KD, metric)
+        second_N = nearest_triton(self.x_ND, codes_KD, metric, "exact", other_than_N=first_N)
+        return torch.stack([first_N, second_N], 1)
+
     def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
-        blocks = zip(self.x_ND.split(ROWS), index_N.split(ROWS))
+        rows = CUDA_ROWS if self.x_ND.is_cuda else ROWS
+        blocks = zip(self.x_ND.split(rows), index_N.split(rows))
         return torch.cat([pair_distance(x, codes_KD[index], metric) for x, index in blocks])
 
     def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -193,7 +204,9 @@ class DenseTable(Table):
 
     def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
         if self.x_ND.is_cuda:
-            sums_KD, _ = accumulate(self.x_ND * weight_N[:, None], index_N, num_codes)
+            sums_KD = self.x_ND.new_zeros(num_codes, self.dim)
+            for x, weight, index in zip(*(part.split(CUDA_ROWS) for part in (self.x_ND, weight_N, index_N))):
+                sums_KD += accumulate(x * weight[:, None], index, num_codes)[0]
         else:
             sums_KD = torch.from_numpy(_members(index_N, weight_N, num_codes) @ self.x_ND.numpy())
         return torch.cat([sums_KD, _totals(index_N, weight_N, num_codes)[:, None]], 1)
