@@ -13,7 +13,7 @@ from topovq.atlas import LEVEL_NAMES
 from topovq.models import Tokenizer
 from topovq.pictures import moved
 
-PIXELS = 2**20  # decoded at a time
+PIXELS = 2**19  # decoded at a time
 
 
 @dataclass(frozen=True)
