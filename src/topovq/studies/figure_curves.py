@@ -105,7 +105,7 @@ def _lines(ax: Any, c: Curve, scale: float) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     color, marker = c.look.color, "o" if len(c.steps_T) == 1 else ""
     if len(c.values_ST) > 1:
         for values_T in c.values_ST:
