@@ -37,11 +37,12 @@ def runs(source: Source) -> str:
     """What was run, where, and how long it took; and what was not."""
     made, found = source.tables("cifar10"), source.runs("cifar10")
     seeds = numbers([row.n for one in made for row in one.rows], 0)
-    share = [run.lines[-1]["seconds"] / run.config["at_once"] for run in found]
+    together = [run.config.get("at_once") or 1 for run in found]
+    share = [run.lines[-1]["seconds"] / number for run, number in zip(found, together)]
     text = f"""{len(found)} runs on CIFAR-10 with 512 codes and the paper's settings: the tables
         {listed(f"`{one.table}`" for one in made)}, {found[0].config["steps"]:,} steps, {seeds} seeds a cell (the paper
         has ten), {values(found, "precision")}, on one {values(found, "hardware")}. They were trained
-        {numbers([run.config["at_once"] for run in found], 0)} at a time, and then took {numbers(share, 0)} s of the GPU
+        {numbers(together, 0)} at a time, and then took {numbers(share, 0)} s of the GPU
         each."""
     for dataset in TITLES:
         if there := source.runs(dataset):
