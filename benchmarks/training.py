@@ -99,11 +99,10 @@ def start(
     assert config.batch_size is not None
     optimizer = make_optimizer(model, config.learning_rate, 0.0, device)
     feed = open_feed(source, config.batch_size, seed, 0, world)
-    pixels = config.batch_size * source.size**2
     graph = graph and device.type == "cuda"
     if graph and not can_be_graphed(model):
         raise RuntimeError("its quantizer waits for the device: no graph can hold it")
-    step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph, pixels=pixels)
+    step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph)
     for _ in range(5):
         step()
     finish(device)

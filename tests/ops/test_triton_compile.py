@@ -1,4 +1,4 @@
-"""The kernels of an update, compiled for a GPU that need not be there: the interpreter accepts more than the compiler.
+"""The kernels of a step, compiled for a GPU that need not be there: the interpreter accepts more than the compiler.
 
 (A variable that changes its type in a branch or a loop, above all.)
 """
@@ -16,20 +16,23 @@ import os, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops import triton_smooth, triton_update
+from topovq.ops import triton_dense, triton_search, triton_smooth, triton_stats, triton_update
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
-            "frozen_ptr": "*i1"}
+            "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
+            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16"}
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
-def build(kernel, constants, **types):
+def build(kernel, constants, options=None, **types):
     types = {**POINTERS, "decay": "fp32", "eps": "fp32", **types}
     signature = {
         name: "constexpr" if name in constants else types.get(name, "*fp32" if name.endswith("_ptr") else "i32")
         for name in kernel.arg_names
     }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    aligned = [i for i, name in enumerate(kernel.arg_names) if name.endswith("_ptr") or name in ("D", "stride_n")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned if kernel.arg_names[i] not in constants}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options or {})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -56,10 +59,23 @@ for kind, schedule, hexagonal in (
     build(triton_update._counts_kernel, {**course(kind, schedule), **lattice, "BLOCK": triton_update.COUNTS}, **unused)
     rule = {"KIND": kind, "UPDATE_EMPTY": not hexagonal, "CARRIED": True, "COSINE": False}
     build(triton_update._codes_kernel, {**rule, **lattice, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
+    blocks = {"BLOCK_I": triton_dense.BLOCK_I, "BLOCK_J": triton_dense.BLOCK_J, "BLOCK_D": 64}
+    dense = {"hard": "hard", "none": "exponential"}[kind]
+    build(triton_dense._dense_kernel, {**course(dense, schedule), **lattice, **blocks})
+for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 256, "exact")):
+    tiles = triton_search.tile_sizes(k, d, precision)
+    shape = {"DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
+    how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": precision == "exact", "EACH": tiles.each}
+    build(triton_search._search_kernel, {**shape, **how}, {"num_warps": tiles.warps, "num_stages": tiles.stages})
+    how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True}
+    build(triton_search._codes_kernel, {**how, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
+    how = {"STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
+    build(triton_search._gather_kernel, how)
+build(triton_stats._total_kernel, {"ERROR": True, "BLOCK": triton_stats.TOTAL, "COPIES": 32, "PARTS": 4096})
 """
 
 
-def test_the_kernels_of_an_update_compile_for_a_gpu_and_spill_nothing():
+def test_the_kernels_of_a_step_compile_for_a_gpu_and_spill_nothing():
     process = subprocess.run(
         [sys.executable, "-c", COMPILE],
         capture_output=True,

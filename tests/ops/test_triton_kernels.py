@@ -21,6 +21,7 @@ from topovq.ops.nearest import METRICS, nearest
 from topovq.ops.quantize import Choice, quantize
 from topovq.ops.smooth import method, smooth, smooth_reference
 from topovq.ops.triton_course import course_table, width_and_strength
+from topovq.ops.triton_dense import dense_triton
 from topovq.ops.triton_search import backward_triton, nearest_triton, quantize_triton
 from topovq.ops.triton_smooth import LARGE, SMALL, smooth_triton, tile
 from topovq.ops.triton_stats import accumulate_triton
@@ -504,6 +505,24 @@ def test_update_with_statistics_that_are_smoothed_before(kind):
     grid = Grid((4, 9))
     for update_empty in (True, False):  # without a neighborhood half of the codes receive nothing
         assert_update_as_good_as_plain(grid, Neighborhood(kind, grid).course, update_empty=update_empty)
+
+
+@pytest.mark.parametrize("kind", ["hard", "gaussian", "exponential"])
+@pytest.mark.parametrize(
+    "grid",
+    [*SMOOTHED, Grid((5, 7), topology="hexagonal"), Grid((6, 4), topology="hexagonal", wrap=True)],
+    ids=str,
+)
+def test_any_neighborhood_over_a_small_grid(grid, kind):
+    sums, counts = noise(grid.size, 33 if grid.size < 100 else 1), (torch.arange(grid.size) % 4 % 3).float()
+    for schedule, t in ((Schedule.harmonic(0.1), 0), (Schedule.harmonic(0.1), 30), (Schedule.linear(3.5, 0.2, 10), 4)):
+        course = Neighborhood(kind, grid, schedule=schedule).course
+        step = torch.tensor(t)
+        exact = smooth_reference(sums.double(), counts.double(), grid, course.at(step))
+        moved = [part.to(DEVICE) for part in (sums, counts)]
+        for got, true in zip(dense_triton(*moved, grid, course, step.to(DEVICE)), exact):
+            assert got.dtype == torch.float32
+            assert got.cpu().double().sub(true).abs().max() <= 1e-6 * true.abs().max() + 1e-6
 
 
 @pytest.mark.parametrize("d", [1, 3, 64, 100])

@@ -66,3 +66,27 @@ def test_a_compiled_run_stops_resumes_and_validates(tmp_path: Path) -> None:
         for run in "ab"
     )
     assert ours == pytest.approx(theirs, rel=0.02)
+
+
+@pytest.mark.parametrize("neighborhood", ["hard", "exponential"])
+def test_runs_that_take_turns_do_not_disturb_each_other(neighborhood: str, tmp_path: Path) -> None:
+    def start() -> TrainStep:
+        torch.manual_seed(0)
+        options = {"neighborhood": neighborhood}
+        model = tiny_config(tmp_path, quantizer_options=options).build_model(16, source.mean, source.std).cuda().train()
+        optimizer = make_optimizer(model, 1e-3, 0.0, world().device)
+        return TrainStep(model, optimizer, open_feed(source, 8, 0, 0, world()), world(), graph=True)
+
+    source = TinySource()
+    alone = start()
+    for _ in range(100):
+        alone()
+    lanes = [(torch.cuda.Stream(), start()) for _ in range(3)]
+    for _ in range(100):
+        for stream, step in lanes:
+            with torch.cuda.stream(stream):
+                step()
+    torch.cuda.synchronize()
+    expected = alone.read().values()["loss"]
+    for _, step in lanes:
+        assert step.read().values()["loss"] == pytest.approx(expected, rel=1e-3)

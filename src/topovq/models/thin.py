@@ -55,6 +55,7 @@ def coarse_conv_transpose(x_BOHW: Tensor, weight_OC44: Tensor, bias_C: Tensor | 
     kernel = weight_OC44.reshape(o, c, 2, 2, 2, 2).flip(2, 4).permute(3, 5, 1, 2, 4, 0).reshape(4 * c, 2, 2, o)
     kernel = F.pad(kernel, (0, 0, 0, 0, 0, 0, 0, spare)).permute(0, 3, 1, 2)
     bias = None if bias_C is None else F.pad(bias_C.repeat(4), (0, spare))
-    y_Bchw = F.conv2d(x_BOHW, kernel, bias, padding=1)[:, : 4 * c]
-    y = y_Bchw.reshape(b, 2, 2, c, height + 1, width + 1).permute(0, 3, 4, 1, 5, 2)
+    # Channels last, as the convolution has them: so comes its gradient, too, without a copy.
+    y_Bhwc = F.conv2d(x_BOHW, kernel, bias, padding=1).permute(0, 2, 3, 1)[..., : 4 * c]
+    y = y_Bhwc.reshape(b, height + 1, width + 1, 2, 2, c).permute(0, 5, 1, 3, 2, 4)
     return y.reshape(b, c, 2 * height + 2, 2 * width + 2)[:, :, 1:-1, 1:-1]

@@ -1,7 +1,7 @@
 """Smoothing and moving the codes on CUDA: two launches, whatever the neighborhood's window.
 
 Legend: K codes, D dimensions, M steps on the map (0 where there is no window, or the statistics are smoothed already:
-`gaussian` in one more launch per axis, see triton_smooth.py).
+`gaussian` in one more launch per axis, see triton_smooth.py; what is not separable, over a small map, in one more).
     counts   c~ = c + sum_m weight(length_m) c_{k + step_m};   N = decay N + beta c~
     codes    S~ likewise;   m = decay m + beta S~;   w = m / N~   (codebook.py)
 """
@@ -17,6 +17,7 @@ from topovq.grid import Grid
 from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth, step_table
 from topovq.ops.triton_course import course_table, width_and_strength
+from topovq.ops.triton_dense import dense_triton
 from topovq.ops.triton_smooth import smooth_triton
 from topovq.ops.triton_stats import cdiv, on_device, power_of_2
 
@@ -168,7 +169,10 @@ def update_triton(
 def _smoothed(batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course, step: Tensor) -> tuple[Tensor, Tensor]:
     if course.kind == "none":
         return batch_KD, batch_K
-    if method(grid, course) == "separable" and grid.topology == "rectangular":
+    chosen = method(grid, course)
+    if chosen == "separable" and grid.topology == "rectangular":
         return smooth_triton(batch_KD, batch_K, grid, course, step)
+    if chosen == "dense":
+        return dense_triton(batch_KD, batch_K, grid, course, step)
     batch_KD, batch_K = smooth(batch_KD, batch_K, grid, course.at(step))
     return batch_KD.contiguous(), batch_K.contiguous()

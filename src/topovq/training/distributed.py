@@ -87,3 +87,13 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     if device.type != "cpu":
         raise ValueError(f"device={name!r} is not supported; use auto, cpu, cuda or cuda:N")
     return device
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream to capture a graph on: the current one, unless it is the default, where that cannot be.
+
+    cuBLAS has one workspace a stream, which the graphs captured there share. So those of runs that take turns, each on
+    a stream of its own, must not all be captured on one: at the same time they would write to the same workspace.
+    """
+    current = torch.cuda.current_stream(device)
+    return torch.cuda.Stream(device) if current == torch.cuda.default_stream(device) else current

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from topovq.metrics import perplexity, usage
 from topovq.models import Tokenizer, as_levels, can_be_graphed, codes_of
-from topovq.training.distributed import World
+from topovq.training.distributed import World, side_stream
 
 
 def validate(
@@ -55,7 +55,7 @@ class Validation:
         else:
             if self.captured is None:
                 self.captured = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.captured):
+                with torch.cuda.graph(self.captured, stream=side_stream(self.world.device)):
                     self.figures = _over(self.model, self.batches, self.world, self.bf16)
             self.captured.replay()
             assert self.figures is not None

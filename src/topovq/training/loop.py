@@ -150,7 +150,6 @@ class Run:
                 clip=self.config.clip,
                 bf16=bf16,
                 compile=bool(self.config.compile),
-                pixels=self.batch_size // self.world.size * self.source.size**2,
             )
             self.validate = Validation(self.model, self.source, self.batch_size, self.world, bf16)
             title = self.config.quantizer

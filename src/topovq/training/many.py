@@ -25,9 +25,10 @@ from topovq.training.distributed import World, pick_device
 from topovq.training.interrupt import Interrupted, StopRequest
 from topovq.training.loop import Run, RunResult, check_folder, train
 from topovq.training.sources import open_data
-from topovq.training.step import LARGE, fastest_convolutions
+from topovq.training.step import fastest_convolutions
 
 AT_ONCE = 6  # small runs on one GPU: on an H200 more were no faster (benchmarks/results/at_once.csv)
+LARGE = 2**20  # pixels of a batch from which on one run fills a GPU
 SHOWN_EVERY = 50  # steps of all runs
 
 
@@ -73,6 +74,7 @@ def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Any, progres
         torch.cuda.set_device(device)
     world = World(0, 1, device)
     waiting, lanes = deque(configs), list[_Lane]()
+    streams: list[Any] = []  # of runs that are over: torch has few, and two runs at once must not share one
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         stack.enter_context(fastest_convolutions())
@@ -90,13 +92,15 @@ def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Any, progres
                 while waiting and interrupted is None and len(lanes) < (jobs or _at_once(waiting[0], data_of, cuda)):
                     config = waiting.popleft()
                     run = Run(config, data_of(config), world, True, jobs or _at_once(config, data_of, cuda))
-                    lanes.append(_Lane(run, run.steps(stop), torch.cuda.Stream(device) if cuda else None))
+                    stream = (streams.pop() if streams else torch.cuda.Stream(device)) if cuda else None
+                    lanes.append(_Lane(run, run.steps(stop), stream))
                 for lane in list(lanes):
                     try:
                         with torch.cuda.stream(lane.stream):  # of None: changes nothing
                             next(lane.steps)
                     except StopIteration as end:
                         lanes.remove(lane)
+                        streams.append(lane.stream)
                         progress.finished(lane.run.config, end.value)
                     except Interrupted as error:
                         lanes.remove(lane)

@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
-import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from topovq.health import Health, as_health
 from topovq.models import Tokenizer, can_be_graphed
-from topovq.training.distributed import World
+from topovq.training.distributed import World, side_stream
 from topovq.training.feed import Feed
 
 WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
-LARGE = 2**20  # pixels of a batch from which on its activations are what fills the memory
-SHARE = 0.85  # of the activations that a compiled step then keeps; what is cheap to compute again goes first
 PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/base.py)
 
 
@@ -64,9 +61,8 @@ class TrainStep:
         bf16: bool = False,
         compile: bool = False,
         graph: bool | None = None,
-        pixels: int = 0,
     ) -> None:
-        """`pixels` is how many a batch has on this device; `graph` is decided by the device if not given."""
+        """`graph` is decided by the device if not given."""
         self.model, self.optimizer, self.feed, self.world = model, optimizer, feed, world
         self.clip, self.bf16 = clip, bf16
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -81,7 +77,6 @@ class TrainStep:
 
             working = [p for p in self.network.parameters() if p.requires_grad]
             self.fused = ClippedAdamW(optimizer, working, clip)
-        self.share = SHARE if pixels > LARGE else 1.0
         self.compiled = compile and able
         if self.compiled:
             for part in PARTS:
@@ -97,12 +92,10 @@ class TrainStep:
         self.feed.prepare()
         if self.captured is not None:
             self.captured.replay()
+        elif self.graphed:
+            self._step_aside()
         else:
-            with functorch_config.patch(activation_memory_budget=self.share):  # read when the step is compiled
-                if self.graphed:
-                    self._step_aside()
-                else:
-                    self._step()
+            self._step()
         self.done += 1
 
     def _step(self) -> None:
@@ -121,7 +114,7 @@ class TrainStep:
     def _step_aside(self) -> None:
         """A step on a side stream, as capture wants it; the last of them also captures (which runs nothing)."""
         device = self.world.device
-        stream = torch.cuda.Stream(device)
+        stream = side_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             self._step()
@@ -129,7 +122,7 @@ class TrainStep:
         if self.done + 1 == WARM_UP:
             torch.cuda.empty_cache()  # the graph has memory of its own: what the steps so far used would lie idle
             captured = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(captured):
+            with torch.cuda.graph(captured, stream=stream):
                 self._step()
             self.fused.send()
             self.captured = captured
