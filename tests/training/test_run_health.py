@@ -15,6 +15,7 @@ from topovq.health import Health
 from topovq.models import VQVAE
 from topovq.training import read_record, train
 from topovq.training.health import UsageWatch
+from topovq.training.loop import _Figures
 from topovq.training.report import Reporter
 from topovq.training.step import Reading
 
@@ -198,7 +199,7 @@ def shown(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     for name, value in (("COLUMNS", str(width)), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     with Reporter("kohonen", 30_000, 14_900, 256, [], False) as reporter:
-        reporter.interval(15_000, FIGURES, 0.1, [])
+        reporter.interval(15_000, FIGURES, 1_000, [])
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     return [line.rstrip() for line in re.split("[\r\n]", drawn) if "15000" in line]
 
@@ -221,3 +222,39 @@ def test_the_bar_fits_a_narrow_terminal(
         assert part in lines[-1]
     assert ("256k img/s" in lines[-1]) == (width >= 100)
     assert all(len(line) <= width for line in lines)
+
+
+def test_speed_is_that_of_all_steps_since_the_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are shown an interval late, and two at once before a validation: the second took no time of its own."""
+
+    class Late:
+        arrived = "an event"
+
+        def values(self) -> dict[str, float]:
+            return {"steps": 100.0}
+
+        def levels(self) -> list[Health]:
+            return []
+
+    class Heard:
+        def __init__(self) -> None:
+            self.speeds: list[float] = []
+
+        def interval(self, step: int, values: dict[str, float], speed: float, levels: list[Health]) -> None:
+            self.speeds.append(speed)
+
+    now = [10.0]
+    monkeypatch.setattr("topovq.training.loop.time.monotonic", lambda: now[0])
+    heard = Heard()
+    figures = _Figures(heard)  # type: ignore[arg-type]
+    now[0] = 11.0
+    figures.send(100, Late())  # type: ignore[arg-type]
+    now[0] = 12.0
+    figures.send(200, Late())  # type: ignore[arg-type]
+    figures.show()
+    now[0] = 20.0  # a validation
+    figures.restart()
+    now[0] = 24.0
+    figures.send(300, Late())  # type: ignore[arg-type]
+    figures.show()
+    assert heard.speeds == [50.0, 100.0, 25.0]

@@ -106,12 +106,12 @@ class Reporter:
     def say(self, text: str) -> None:
         self.bar.console.print(text, soft_wrap=True)
 
-    def interval(self, step: int, figures: dict[str, float], seconds: float, levels: Sequence[Health] = ()) -> None:
-        """Training figures of the steps since the last call, which took `seconds`; `levels` is each quantizer's health.
+    def interval(self, step: int, figures: dict[str, float], speed: float, levels: Sequence[Health] = ()) -> None:
+        """Figures of the steps since the last call; `speed` is in steps a second, `levels` are the quantizers' healths.
 
         `self.health` is then what the record's validation line says of the codebook in training.
         """
-        self.speed = figures["steps"] * self.batch_size / max(seconds, 1e-9)
+        self.speed = speed * self.batch_size
         self.health = {
             "train_usage": figures["usage"],
             "train_perplexity": figures["perplexity"],
