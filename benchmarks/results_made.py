@@ -89,8 +89,7 @@ class Source:
         return max(found, key=lambda length: (found[length], length)) if found else None
 
     def made(self, table: str, dataset: str = "cifar10") -> Made | None:
-        """A table with as many seeds a row as every row has that was run; None where all its runs are of tables before
-        it."""
+        """A table with the seeds that were run of each row; None where all its runs are of tables before it."""
         if (table, dataset) not in self._made:
             self._made[table, dataset] = self._make(table, dataset)
         return self._made[table, dataset]
@@ -105,7 +104,8 @@ class Source:
         seeds = {cell: self._seeds(cell, *length) for cell in chosen}
         if not any(number and cell.config(0).run_id not in before for cell, number in seeds.items()):
             return None
-        number, partial = min(filter(None, seeds.values())), not all(seeds.values())
+        number = max(seeds.values())
+        partial = min(seeds.values()) < number
         steps, batch_size = length
         sheet = make_table(
             table, dataset, self.library, seeds=number, steps=steps, batch_size=batch_size, partial=partial
