@@ -89,7 +89,7 @@ class Source:
         return max(found, key=lambda length: (found[length], length)) if found else None
 
     def made(self, table: str, dataset: str = "cifar10") -> Made | None:
-        """A table with the seeds that were run of each row; None where all its runs are of tables before it."""
+        """A table with as many seeds as were run of those rows that no table before it has; None if there are none."""
         if (table, dataset) not in self._made:
             self._made[table, dataset] = self._make(table, dataset)
         return self._made[table, dataset]
@@ -102,9 +102,9 @@ class Source:
         before = {cell.config(0).run_id for other in tables[: tables.index(table)] for cell in cells(other, dataset)}
         chosen = cells(table, dataset)
         seeds = {cell: self._seeds(cell, *length) for cell in chosen}
-        if not any(number and cell.config(0).run_id not in before for cell, number in seeds.items()):
+        number = max((seeds[cell] for cell in chosen if cell.config(0).run_id not in before), default=0)
+        if not number:
             return None
-        number = max(seeds.values())
         partial = min(seeds.values()) < number
         steps, batch_size = length
         sheet = make_table(

@@ -25,6 +25,7 @@ from topovq.studies.figures import FIGURES, FROM_RECORDS, draw, figures_of, need
 from topovq.studies.sheet import as_csv
 
 LARGEST = 300_000  # bytes of a picture as PNG
+WIDEST = 2_000  # pixels of a picture that is not kept exactly
 PLOTS = ("initialization", "perplexity", "neighborhoods", "shift-psnr", "topography")  # few colors: a palette will do
 MOST_SEEDS = 32
 RUNS = "runs"  # the text in a PNG that names the runs it was drawn from
@@ -93,7 +94,9 @@ def put(picture: Path, source: Source, name: str, dataset: str, runs: str = "") 
     for exact in (True, False):
         if len(data) > LARGEST:
             buffer = io.BytesIO()
-            image.save(buffer, "webp", lossless=exact, quality=80, method=6)
+            if not exact and image.width > WIDEST:
+                image = image.resize((WIDEST, round(image.height * WIDEST / image.width)), Image.Resampling.LANCZOS)
+            image.save(buffer, "webp", lossless=exact, quality=75, method=6)
             suffix, data = "webp", buffer.getvalue()
     path = picture_path(source.docs, name, dataset, suffix)
     write_atomic(path, data)

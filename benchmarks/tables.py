@@ -378,7 +378,7 @@ def training(results: Results) -> str:
         aim = [goal(target), met(float(row["ms"]), target)] if graphed else ["", ""]
         figures = [ms(float(row["ms"])), ms(float(row["ms_fastest"])), *aim]
         rest = [f"{float(row['images_per_second']):,.0f}", mib(float(row["peak_mib"])), mib(float(row["reserved_mib"]))]
-        rows.append([row["case"], row["quantizer"], row["way"], *figures, *rest])
+        rows.append([row["case"], row["quantizer"], row["way"], *figures, *rest, row["commit"][:7]])
     head = [
         "model",
         "quantizer",
@@ -390,6 +390,7 @@ def training(results: Results) -> str:
         "images a second",
         "peak MiB",
         "reserved MiB",
+        "commit",
     ]
     lines = []
     for case, target in STEP_TARGETS.items():
