@@ -107,3 +107,21 @@ def test_missing_seeds_and_methods_are_refused_by_name_and_a_partial_table_says_
         make(write_study(tmp_path / "other", without=("gradient", 0)))
     with pytest.raises(IncompleteTable, match="there is no finished run of scale"):
         make(Library([]), partial=True)
+
+
+def test_the_cost_of_a_step_is_the_mean_of_the_runs_that_measured_it(tmp_path: Path) -> None:
+    for cell in specs.cells("scale", codebooks=[512]):
+        for seed in cell.seeds(3):
+            lines = lines_of(cell.config(seed, STEPS), [9.0])
+            if cell.method == "ksom" and seed:
+                lines[-1] |= {"ms_per_step": 0.5 * seed, "peak_mib": 1_000.0 * seed}
+            write_record(tmp_path / f"{cell.method}-{seed}.jsonl", lines)
+    sheet = make(Library([tmp_path]))
+    ema, _, ksom, _ = as_rows(sheet)
+    assert (ema["ms_per_step"], ema["peak_mib"], ksom["ms_per_step"], ksom["peak_mib"]) == ("", "", "0.75", "1500")
+    assert " 25.0 ± 0.0% | 100 ± 0 | 0.750 | 1,500 |" in markdown(sheet)
+    assert "of each run alone on the device" in sheet.caption
+
+
+def test_without_a_measured_cost_there_are_no_columns_for_it(tmp_path: Path) -> None:
+    assert "ms a step" not in markdown(make(write_study(tmp_path)))

@@ -17,7 +17,14 @@ from tiny import TinySource, tiny_config
 from topovq.training import TrainConfig, read_record, train, train_all
 from topovq.training import many as module
 
-MOMENT = ("seconds", "images_per_second", "drift", "drift_steps")  # they depend on when one looks
+MOMENT = (
+    "seconds",
+    "images_per_second",
+    "drift",
+    "drift_steps",
+    "ms_per_step",
+    "peak_mib",
+)  # they depend on when one looks
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ DECISIVE = [field for field in fields(TrainConfig) if field.name not in NOT_DECI
 # Two runs that differ in one of these are different cells; in anything else, one cell run in two ways.
 CELL = ("data", "model", "codebook_size", "quantizer", "quantizer_options", "seed")
 # What a validation tells of the time since the last look, which a stop cuts short, and not of the model.
-PASSING = ("seconds", "images_per_second", "drift", "drift_steps")
+PASSING = ("seconds", "images_per_second", "drift", "drift_steps", "ms_per_step", "peak_mib")
 
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:

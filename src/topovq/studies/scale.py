@@ -17,6 +17,7 @@ from topovq.studies.specs import QUICK, SCALE, Cell, cells, default_seeds
 
 MEASURES = {"loss": 1e3, "psnr": 1.0, "usage": 100.0, "perplexity": 1.0}  # a validation's values, and their units here
 COLUMNS = ("loss", "psnr", "codes_used_percent", "perplexity")
+COSTS = {"ms_per_step": 3, "peak_mib": 0}  # of the runs' last lines, and the digits that are shown
 KEYS = ("table", "dataset", "codebook_size", "method")
 
 
@@ -28,6 +29,13 @@ class Line:
     step: int
     length: int
     validations: list[dict[str, Any]]
+    ends: list[dict[str, Any]]
+    """The last lines of their records."""
+
+    def cost(self, name: str) -> float | None:
+        """The mean over the runs that measured it."""
+        found = [float(end[name]) for end in self.ends if end.get(name) is not None]
+        return sum(found) / len(found) if found else None
 
     def spreads(self) -> list[Spread | None]:
         return [
@@ -116,11 +124,13 @@ def _lines(group: dict[Cell, dict[int, list[Found]]]) -> list[Line]:
 def _at(cell: Cell, step: int, length: int, runs: list[Found]) -> Line:
     """The runs' validations at `step`; the last one before it where none was at it."""
     at = [[seen for seen in run.validations() if seen["step"] <= step][-1:] for run in runs]
-    return Line(cell, step, length, [seen for last in at for seen in last])
+    return Line(cell, step, length, [seen for last in at for seen in last], [run.lines[-1] for run in runs])
 
 
 def _sheet(dataset: str, lines: list[Line], full: int, notes: list[str], runs: list[Found]) -> Sheet:
     header = ["K", "method", "steps", "n", "loss", "PSNR", "codes used", "perplexity"]
+    measured = any(line.cost(name) is not None for line in lines for name in COSTS)
+    header += ["ms a step", "peak MiB"] * measured
     rows, values = [], []
     for line in lines:
         spreads = line.spreads()
@@ -129,20 +139,27 @@ def _sheet(dataset: str, lines: list[Line], full: int, notes: list[str], runs: l
         shown = [
             _show(spread, digits, unit) for spread, digits, unit in zip(spreads, (2, 2, 1, 0), ("", " dB", "%", ""))
         ]
+        costs = {name: line.cost(name) for name in COSTS}
+        if measured:
+            shown += ["" if cost is None else f"{cost:,.{COSTS[name]}f}" for name, cost in costs.items()]
         rows.append([f"{size:,}", line.cell.method, f"{line.step:,}{of}", str(n), *shown])
         numbers = [
             "" if number is None else f"{number:.6g}"
             for spread in spreads
             for number in ((spread.mean, spread.std) if spread else (None, None))
         ]
+        numbers += ["" if cost is None else f"{cost:.6g}" for cost in costs.values()]
         key = [SCALE, dataset, str(size), line.cell.method]
         values.append([*key, str(n), str(line.step), str(line.length), *numbers])
     notes = [*notes, *_notes(dataset, lines, full, runs)]
+    if measured:
+        notes.append("ms a step and peak memory are of each run alone on the device, over 50 of its first steps.")
     title = (
         f"Study {SCALE}, {dataset}: validation loss (1e-3), PSNR, share of the codes that occur among the validation "
         "tokens, and their perplexity at the last step; mean ± standard deviation over n seeds."
     )
     columns = [*KEYS, "n", "steps", "run_steps", *(f"{name}_{what}" for name in COLUMNS for what in ("mean", "std"))]
+    columns += COSTS
     return Sheet(f"{SCALE}-{dataset}", title, notes, header, rows, columns, values)
 
 

@@ -25,6 +25,7 @@ from topovq.files import write_atomic
 from topovq.models import Tokenizer
 from topovq.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from topovq.training.config import TrainConfig
+from topovq.training.cost import Cost
 from topovq.training.distributed import World, join_world, pick_device
 from topovq.training.evaluate import Validation
 from topovq.training.feed import open_feed
@@ -105,7 +106,7 @@ def result_of(folder: Path) -> RunResult:
 class Run:
     """The state of one training run and the order in which things happen to it.
 
-    `at_once` is how many runs share the device, which the record says since it explains their speed.
+    `at_once` is how many runs share the device, which the record says since it explains how long they took.
     """
 
     def __init__(self, config: TrainConfig, source: Any, world: World, quiet: bool, at_once: int = 1) -> None:
@@ -116,6 +117,7 @@ class Run:
         self.at_once = at_once
         self.batch_size = config.batch_size
         self.record = Record(self.folder / RECORD_FILE)
+        self.cost = Cost(world.device)
         self.quiet = quiet or not world.leads
         torch.manual_seed(config.seed)
         model = config.build_model(source.size, source.mean, source.std)
@@ -137,7 +139,8 @@ class Run:
                     return end.value
 
     def steps(self, stop: StopRequest) -> Generator[None, None, RunResult]:
-        """The run, which pauses after every step it has put on the device, so that others may put theirs there."""
+        """The run, which pauses after every step it has put on the device, so that others may put theirs there; not
+        while the cost of a step is measured."""
         with self._alone():
             self._begin()
             feed = open_feed(self.source, self.batch_size, self.config.seed, self.step, self.world)
@@ -196,6 +199,7 @@ class Run:
         while self.step < config.steps:
             take_step()
             self.step += 1
+            self.cost.step()
             last = self.step == config.steps
             validating = last or self.step % config.validate_every == 0
             saving = last or self.step % config.checkpoint_every == 0
@@ -205,6 +209,7 @@ class Run:
             # Processes must stop at the same step, so several look only where they are logging.
             stopping = self.world.any(bool(stop.signum)) if logging or self.world.size == 1 else False
             if validating or saving or stopping:
+                self.cost.give_up()
                 figures.show()
                 self.skipped = reporter.skipped
                 self.seconds = time.monotonic() - began
@@ -219,7 +224,8 @@ class Run:
                     f"stopped at step {self.step:,} of {config.steps:,}; the checkpoint is in {self.folder}: "
                     "the same command with --resume continues",
                 )
-            yield
+            if not self.cost.measuring:
+                yield
 
     def _begin(self) -> None:
         """Load the newest checkpoint, or start the record."""
@@ -303,9 +309,8 @@ class Run:
         if self.world.leads:
             for name, data in self.model.files().items():
                 write_atomic(self.folder / name, data)
-            self.record.append(
-                "final", step=self.step, steps=config.steps, best_loss=self.best, seconds=round(self.seconds, 3)
-            )
+            figures = {"best_loss": self.best, "seconds": round(self.seconds, 3), **self.cost.figures()}
+            self.record.append("final", step=self.step, steps=config.steps, **figures)
         self.world.wait()
         return RunResult(self.folder, config.run_id, config.steps, self.best, self.seconds, self.validation)
 

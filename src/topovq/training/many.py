@@ -65,6 +65,8 @@ class _Lane:
     run: Run
     steps: Generator[None, None, RunResult]
     stream: Any
+    seen: int = 0
+    """Steps of it that the progress bar knows of."""
 
 
 def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Any, progress: _Progress) -> None:
@@ -105,7 +107,8 @@ def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Any, progres
                     except Interrupted as error:
                         lanes.remove(lane)
                         interrupted = error
-                    progress.stepped()
+                    progress.stepped(lane.run.step - lane.seen)
+                    lane.seen = lane.run.step
         finally:
             for lane in lanes:
                 lane.steps.close()
@@ -193,7 +196,7 @@ class _Progress:
     def _title(self) -> str:
         return f"{self.number - self.left} of {self.number} runs done"
 
-    def stepped(self, steps: int = 1) -> None:
+    def stepped(self, steps: int) -> None:
         self.unseen += steps
         if self.unseen >= SHOWN_EVERY:
             self.bar.advance(self.task, self.unseen)
