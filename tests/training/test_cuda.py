@@ -10,6 +10,7 @@ from tiny import TinySource, tiny_config
 from torch import Tensor
 
 from topovq.training import World, read_record, train
+from topovq.training.cost import LAST
 from topovq.training.feed import AHEAD, CudaFeed, ResidentFeed, open_feed
 from topovq.training.step import TrainStep, make_optimizer
 
@@ -90,3 +91,12 @@ def test_runs_that_take_turns_do_not_disturb_each_other(neighborhood: str, tmp_p
     expected = alone.read().values()["loss"]
     for _, step in lanes:
         assert step.read().values()["loss"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_run_measures_what_its_steps_cost(tmp_path: Path) -> None:
+    seldom = {"validate_every": 1_000, "checkpoint_every": 1_000, "log_every": 1_000}
+    config = tiny_config(tmp_path, device="cuda", steps=LAST + 1, compile=False, **seldom)
+    train(config, source=TinySource(), quiet=True)
+    final = read_record(tmp_path / "record.jsonl")[-1]
+    assert 0 < final["ms_per_step"] < 1_000
+    assert 0 < final["peak_mib"] < 1_000

@@ -19,10 +19,12 @@ class Cost:
         self.device, self.steps, self.began = device, 0, 0.0
         self.ms: float | None = None
         self.peak_mib: float | None = None
-        self.before = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self.before = torch.cuda.memory_allocated(device)
+        self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+    def start(self) -> None:
+        """The first step is next."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     @property
     def measuring(self) -> bool:

@@ -196,6 +196,7 @@ class Run:
         began = time.monotonic() - self.seconds
         figures = _Figures(reporter)
         take_step.read()  # the codes as they are now: drift counts from here
+        self.cost.start()
         while self.step < config.steps:
             take_step()
             self.step += 1
