@@ -22,7 +22,7 @@ from topovq.ops.quantize import Choice, quantize
 from topovq.ops.smooth import method, smooth, smooth_reference
 from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_dense import dense_triton
-from topovq.ops.triton_search import backward_triton, nearest_triton, quantize_triton
+from topovq.ops.triton_search import backward_triton, nearest_triton, quantize_triton, shares_of
 from topovq.ops.triton_smooth import LARGE, SMALL, smooth_triton, tile
 from topovq.ops.triton_stats import accumulate_triton
 from topovq.ops.triton_update import update_triton
@@ -133,6 +133,31 @@ def test_of_codes_that_are_the_same_the_second_closest_is_the_next():
     first = nearest_triton(codes[1:2], codes, "euclidean", "exact")
     second = nearest_triton(codes[1:2], codes, "euclidean", "exact", other_than_N=first)
     assert [int(first), int(second)] == [1, 2]
+
+
+def test_codes_are_shared_where_vectors_are_few():
+    assert shares_of(programs=128, tiles=2048) == 2  # 16,384 vectors, 262,144 codes
+    assert shares_of(programs=4096, tiles=2048) == shares_of(programs=1, tiles=15) == 1
+    assert shares_of(programs=1, tiles=40) == 5
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 18])
+@pytest.mark.parametrize("d", [3, 300])
+def test_shared_codes_give_what_all_together_give(monkeypatch, shares, d):
+    monkeypatch.setattr("topovq.ops.triton_search.shares_of", lambda programs, tiles: shares)
+    codes, x = noise(2200, d, seed=1), noise(7, d)
+    codes[2100], x[0] = codes[5], codes[5]  # a tie: the first wins, whatever share it is in
+    codes[50], x[1] = codes[1900], codes[1900]
+    x[2, 0], x[3, 0] = NAN, INF
+    keep = torch.tensor([True] * 6 + [False])
+    expected = torch.cdist(x.double(), codes.double()).argmin(1)
+    valid, skipped = torch.empty(7, dtype=torch.int8, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    moved = x.to(DEVICE), codes.to(DEVICE)
+    index = nearest_triton(*moved, "euclidean", "exact", keep.to(DEVICE), valid, skipped).cpu()
+    assert index[[0, 1, 4, 5, 6]].tolist() == [5, 50, *expected[4:].tolist()]
+    assert ((index >= 0) & (index < 2200)).all()
+    assert valid.tolist() == [1, 1, 0, 0, 1, 1, 0]
+    assert skipped.item() == 2
 
 
 def test_nearest_far_from_the_origin():

@@ -24,6 +24,8 @@ from torch import Tensor
 from topovq.ops.triton_stats import Errors, Stats, add_counts, add_rows, cdiv, on_device, power_of_2
 
 SAMPLE = 4096  # entries of the codes whose mean is the center, at most 32 codes
+BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
+LEAST_TILES = 8  # of codes in a share
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
 
 
@@ -121,13 +123,17 @@ def _codes_kernel(
 
 @triton.jit
 def _search_kernel(
-    x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, index_ptr, valid_ptr, skipped_ptr,
-    N, D, tiles, stride_n, stride_d,
+    x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
+    index_ptr, best_ptr, valid_ptr, skipped_ptr,
+    N, D, tiles, share, stride_n, stride_d,
     HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, EACH: tl.constexpr,
-    DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SHARED: tl.constexpr, DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """The closest of a share of the code tiles; of the first share also which vectors are valid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DC)
+    first_tile = tl.program_id(1) * share
+    end_tile = tl.minimum(first_tile + share, tiles)
 
     # The size of each vector sets its scale; an infinity or NaN in it makes its size one, too.
     size = tl.zeros([BLOCK_N], tl.float32)
@@ -143,8 +149,9 @@ def _search_kernel(
         valid = finite & (row < N)
         if HAS_KEEP:
             valid = valid & (tl.load(keep_ptr + row, row < N, 0) != 0)
-        tl.store(valid_ptr + row, valid.to(tl.int8), row < N)
-        bad = tl.sum(((row < N) & (size != size) | (size == float("inf"))).to(tl.int64), 0)
+        mine = (row < N) & (tl.program_id(1) == 0)
+        tl.store(valid_ptr + row, valid.to(tl.int8), mine)
+        bad = tl.sum((mine & ((size != size) | (size == float("inf")))).to(tl.int64), 0)
         if bad > 0:
             tl.atomic_add(skipped_ptr, bad, sem="relaxed")
 
@@ -160,7 +167,7 @@ def _search_kernel(
         index = tl.zeros([BLOCK_N], tl.int32)
     if DC == DP:
         hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
-        for tile in range(tiles):
+        for tile in range(first_tile, end_tile):
             code = tile * BLOCK_K + column
             place = code[None, :].to(tl.int64) * DP + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
@@ -176,11 +183,13 @@ def _search_kernel(
                 best, index = _better(score, code, best, index)
         if EACH:
             code = at * BLOCK_K + column[None, :]
-            index = tl.min(tl.where(best == tl.min(best, 1)[:, None], code, 2147483647), 1)
+            lowest = tl.min(best, 1)
+            index = tl.min(tl.where(best == lowest[:, None], code, 2147483647), 1)
+            best = lowest
     else:
         # One loop over (tile, chunk), so that loads run ahead across tiles.
         dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for step in range(tiles * (DP // DC)):
+        for step in range(first_tile * (DP // DC), end_tile * (DP // DC)):
             code = step // (DP // DC) * BLOCK_K + column
             chunk = (step % (DP // DC)) * DC
             inside = (row[:, None] < N) & (chunk + dim[None, :] < D)
@@ -197,7 +206,26 @@ def _search_kernel(
                 score = _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER)
                 best, index = _better(score, code, best, index)
                 dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    tl.store(index_ptr + row, index.to(tl.int64), row < N)
+    place = tl.program_id(1).to(tl.int64) * N + row
+    tl.store(index_ptr + place, index.to(tl.int64), row < N)
+    if SHARED:
+        tl.store(best_ptr + place, best, row < N)
+
+
+@triton.jit
+def _choose_kernel(index_ptr, best_ptr, out_ptr, N, shares, BLOCK: tl.constexpr):
+    """The best of all shares; the lowest code wins a tie, and codes rise with the shares."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + row, row < N, 0.0)
+    index = tl.load(index_ptr + row, row < N, 0)
+    for share in range(1, shares):
+        place = tl.zeros([BLOCK], tl.int64) + share
+        place = place * N + row
+        value = tl.load(best_ptr + place, row < N, float("inf"))
+        better = value < best
+        index = tl.where(better, tl.load(index_ptr + place, row < N, 0), index)
+        best = tl.where(better, value, best)
+    tl.store(out_ptr + row, index, row < N)
 
 
 @triton.jit
@@ -253,6 +281,11 @@ def tile_sizes(k: int, d: int, precision: str) -> Tiles:
     return Tiles(128, 128, CHUNK, 8, 3)
 
 
+def shares_of(programs: int, tiles: int) -> int:
+    """Among how many programs the codes are shared, so that few vectors keep a whole device busy."""
+    return max(1, min(BUSY // max(1, programs), tiles // LEAST_TILES))
+
+
 def nearest_triton(
     x_ND: Tensor,
     codes_KD: Tensor,
@@ -284,6 +317,12 @@ def nearest_triton(
     hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
     lo = torch.empty_like(hi) if exact else hi
     scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
+    programs, tiles_K = cdiv(n, tiles.block_n), rows // tiles.block_k
+    shares = 1 if tiles.each else shares_of(programs, tiles_K)
+    share = cdiv(tiles_K, shares)
+    shares = cdiv(tiles_K, share)
+    found_SN = torch.empty(shares, n, dtype=torch.int64, device=device) if shares > 1 else index_N
+    best_SN = torch.empty(shares, n, device=device) if shares > 1 else center_D
     clear = stats is not None and stats.to_clear
     sums, counts = (center_D, center_D) if stats is None else (stats.sums, stats.counts)
     with on_device(x_ND):
@@ -293,15 +332,18 @@ def nearest_triton(
             EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, VALID=skipped is not None, CLEAR=clear,
             DP=padded, BLOCK_K=16, SAMPLE=sample,
         )  # fmt: skip
-        _search_kernel[(cdiv(n, tiles.block_n),)](
+        _search_kernel[(programs, shares)](
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
             center_D, hi, lo, scale_K, bias_K,
-            index_N, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
-            n, d, rows // tiles.block_k, x_ND.stride(0), x_ND.stride(1),
+            found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
+            n, d, tiles_K, share, x_ND.stride(0), x_ND.stride(1),
             HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
-            EXACT=exact, EACH=tiles.each, DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+            EXACT=exact, EACH=tiles.each, SHARED=shares > 1,
+            DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
+        if shares > 1:
+            _choose_kernel[(cdiv(n, 256),)](found_SN, best_SN, index_N, n, shares, BLOCK=256)
     return index_N
 
 
