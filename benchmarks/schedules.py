@@ -1,10 +1,11 @@
 """Schedules of the neighborhood over codebook sizes, from which the recommended one was chosen.
 
     python -m benchmarks.schedules                  the table, from records/schedule
-    python -m benchmarks.schedules --run            runs what is missing first (24 short runs, for a GPU)
+    python -m benchmarks.schedules --run            runs what is missing first (36 short runs, for a GPU)
 
 The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width falls exponentially from a share of the
-map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it.
+map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it. Rows
+of which nothing was run are left out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ TRIED = [  # share of the side, share of the steps, last width
     (1 / 16, 0.8, 0.3),
     (1 / 16, 0.5, 0.5),
 ]
+OTHER = [{"decay": 0.97}, {"decay": 0.95}, {"count_init": 0.0}, {"decay": 0.97, "count_init": 0.0}]  # of the first
 RECORDS = Path(__file__).parents[1] / "records"
 
 
@@ -40,15 +42,17 @@ def rows() -> Iterator[tuple[str, list[TrainConfig]]]:
     def run(size: int, quantizer: str, **options: object) -> TrainConfig:
         return replace(base, codebook_size=size, quantizer=quantizer, quantizer_options=options)
 
+    def gaussian(share: float, span: float, end: float, **options: object) -> list[TrainConfig]:
+        starts = [max(LEAST_START, share * size**0.5) for size in SIZES]
+        falls = [Schedule.exponential(start, end, round(span * STEPS)).to_dict() for start in starts]
+        falling = [{"neighborhood": "gaussian", "schedule": fall, **options} for fall in falls]
+        return [run(size, "kohonen", **fall) for size, fall in zip(SIZES, falling)]
+
     for share, span, end in TRIED:
-        falls = [
-            Schedule.exponential(max(LEAST_START, share * size**0.5), end, round(span * STEPS)).to_dict()
-            for size in SIZES
-        ]
-        yield (
-            f"side / {round(1 / share)} to {end} over {span:g} of the steps",
-            [run(size, "kohonen", neighborhood="gaussian", schedule=fall) for size, fall in zip(SIZES, falls)],
-        )
+        yield f"side / {round(1 / share)} to {end} over {span:g} of the steps", gaussian(share, span, end)
+    for options in OTHER:
+        said = ", ".join(f"{name} {value:g}" for name, value in options.items())
+        yield f"the first of these with {said}", gaussian(*TRIED[0], **options)
     yield "`hard`, the paper's", [run(size, "kohonen", neighborhood="hard") for size in SIZES]
     yield "EMA-VQ", [run(size, "ema") for size in SIZES]
 
@@ -58,12 +62,11 @@ def table(records: Path = RECORDS) -> list[str]:
     library = Library([records])
     lines = [f"| neighborhood | {' | '.join(f'K = {size:,}' for size in SIZES)} |", "| --- |" + " --: |" * len(SIZES)]
     for label, runs in rows():
-        shown = []
-        for config in runs:
-            found = library.finished(config)
-            last = found.validations()[-1] if found else None
-            shown.append(f"{1e3 * last['loss']:.1f}, {last['usage']:.1%}" if last else "not run")
-        lines.append(f"| {label} | {' | '.join(shown)} |")
+        found = [library.finished(config) for config in runs]
+        last = [run.validations()[-1] if run else None for run in found]
+        shown = [f"{1e3 * seen['loss']:.1f}, {seen['usage']:.1%}" if seen else "not run" for seen in last]
+        if any(found):
+            lines.append(f"| {label} | {' | '.join(shown)} |")
     return lines
 
 
