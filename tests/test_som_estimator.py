@@ -180,6 +180,8 @@ def test_saved_files(wine, tmp_path):
         odd.save(path)
     assert os.listdir(tmp_path).count("map.safetensors") == 1
     assert SelfOrganizingMap.load(path).grid_ == som.grid_  # a failed save leaves the old file
+    som.set_output(transform="pandas").save(path)
+    pandas.testing.assert_frame_equal(SelfOrganizingMap.load(path).transform(frame), som.transform(frame))
 
 
 # Clusters and labels

@@ -90,15 +90,17 @@ def test_what_does_not_stay_resident(tmp_path, monkeypatch):
     with open_source("folder", folder, workers=0, flip=True) as mirrored:
         assert mirrored.resident() is None
     with open_source("folder", folder, workers=0) as source:
-        monkeypatch.setattr(loader, "RESIDENT", source.train_images * 3 * source.size**2 - 1)
+        images = source.train_images + source.describe()["validation_images"]
+        monkeypatch.setattr(loader, "RESIDENT", images * 3 * source.size**2 - 1)
         assert source.resident() is None
-        monkeypatch.setattr(loader, "RESIDENT", source.train_images * 3 * source.size**2)
+        monkeypatch.setattr(loader, "RESIDENT", images * 3 * source.size**2)
         assert len(source.resident()) == source.train_images
     fill_folder(tmp_path / "two" / "val", range(2))
     (fill_folder(tmp_path / "two" / "train", range(4)) / "002.png").write_bytes(b"no image")
     with open_source("folder", tmp_path / "two", workers=0) as damaged:
         assert damaged.train_images == 4
         assert damaged.resident() is None
+        assert damaged.resident() is None  # not decoded again to see
 
 
 @pytest.mark.parametrize(

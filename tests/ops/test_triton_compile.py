@@ -16,7 +16,7 @@ import os, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops import triton_dense, triton_search, triton_smooth, triton_stats, triton_update
+from topovq.ops import triton_dense, triton_quantize, triton_search, triton_smooth, triton_stats, triton_update
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
@@ -71,7 +71,7 @@ for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exa
     how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True}
     build(triton_search._codes_kernel, {**how, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
     how = {"STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
-    build(triton_search._gather_kernel, how)
+    build(triton_quantize._gather_kernel, how)
 build(triton_search._choose_kernel, {"BLOCK": 256})
 build(triton_stats._total_kernel, {"ERROR": True, "BLOCK": triton_stats.TOTAL, "COPIES": 32, "PARTS": 4096})
 """

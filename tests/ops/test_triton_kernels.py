@@ -22,7 +22,8 @@ from topovq.ops.quantize import Choice, quantize
 from topovq.ops.smooth import method, smooth, smooth_reference
 from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_dense import dense_triton
-from topovq.ops.triton_search import backward_triton, nearest_triton, quantize_triton, shares_of
+from topovq.ops.triton_quantize import backward_triton, quantize_triton
+from topovq.ops.triton_search import nearest_triton, shares_of
 from topovq.ops.triton_smooth import LARGE, SMALL, smooth_triton, tile
 from topovq.ops.triton_stats import accumulate_triton
 from topovq.ops.triton_update import update_triton

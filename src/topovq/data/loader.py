@@ -25,7 +25,7 @@ from topovq.data.workers import begin, default_workers, signals_held_back
 DEFAULT_SIZE = 128
 _PREFETCH = 2  # batches under way for each worker
 _DECODED = 64  # images in a task, where all are decoded once
-RESIDENT = 2**31  # bytes: training images that take no more are decoded once, where the device can keep them
+RESIDENT = 2**31  # bytes: images that take no more, validation included, may stay on a device
 _HELD = 2  # batches the caller may keep before the next ones are copied: the one at hand and the one before
 
 
@@ -93,7 +93,8 @@ class ImageSource(Source):
     def resident(self) -> torch.Tensor | None:
         """Decoded at the first call. None where images are mirrored or damaged: rows then change with the epoch."""
         train = self._listing.train
-        if self._flip or len(train) * 3 * self.size**2 > RESIDENT:
+        images = len(train) + len(self._validation_indices)
+        if self._flip or self._bad or images * 3 * self.size**2 > RESIDENT:
             return None
         if self._resident_N3SS is None:
             images_NSS3 = torch.empty(len(train), self.size, self.size, 3, dtype=torch.uint8)
@@ -101,8 +102,10 @@ class ImageSource(Source):
             for batch in self._remember(self._validation(train, _DECODED)):
                 images_NSS3[first : first + len(batch)] = batch.permute(0, 2, 3, 1)
                 first += len(batch)
-            self._resident_N3SS = images_NSS3[:first].permute(0, 3, 1, 2)
-        return self._resident_N3SS if len(self._resident_N3SS) == len(train) else None
+            if first < len(train):  # what could not be decoded is in self._bad now
+                return None
+            self._resident_N3SS = images_NSS3.permute(0, 3, 1, 2)
+        return self._resident_N3SS
 
     def describe(self) -> dict[str, Any]:
         skipped = len(self._bad) + len(self._listing.records.damage)

@@ -53,7 +53,7 @@ def _compute(
     """(q, error, index, S, c, skipped, whether each vector is valid [N], the share 1 / (valid * D) of an element)."""
     d, k = x_ND.shape[1], codes_KD.shape[0]
     if x_ND.is_cuda and codes_KD.dtype == torch.float32 and x_ND.dtype != torch.float64:
-        from topovq.ops.triton_search import quantize_triton
+        from topovq.ops.triton_quantize import quantize_triton
 
         deterministic = stats and torch.are_deterministic_algorithms_enabled()
         return quantize_triton(x_ND, codes_KD, keep_N, metric, precision, stats, deterministic)
@@ -99,7 +99,7 @@ def _compute_backward(
 ) -> Tensor:
     """grad_q + 2 grad_error share (x - q) where valid, in the type of x."""
     if x_ND.is_cuda and x_ND.dtype != torch.float64:
-        from topovq.ops.triton_search import backward_triton
+        from topovq.ops.triton_quantize import backward_triton
 
         return backward_triton(grad_ND, grad_error, x_ND, q_ND, valid_N, share)
     dtype = torch.promote_types(x_ND.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""The forward pass on CUDA in two kernels, the search and all the rest, and the backward pass in one.
+"""The search on CUDA: the closest code of each vector, without an N x K tensor.
 
 Legend: N vectors x, K codes w, D dimensions (DP: padded to a power of two), tiles of BLOCK_N vectors by BLOCK_K codes.
 TRITON_INTERPRET=1 runs these kernels on CPU tensors.
@@ -8,8 +8,6 @@ and each code by a power of two so that its largest entry lies near 2^7: togethe
     exact  hi.hi + hi.lo + lo.hi   the error of a float32 dot product
     fast   hi.hi                   11 bits, as TF32 has
 The closest code minimizes bias_k - (x - center).w_k (ops/nearest.py); a row's scale is positive and changes no order.
-The second kernel gathers codes, squared error and statistics (ops/triton_stats.py) in one more pass over x: in one
-kernel with the search they would cost it the registers it lives on, and twice the time that the pass takes.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from topovq.ops.triton_stats import Errors, Stats, add_counts, add_rows, cdiv, on_device, power_of_2
+from topovq.ops.triton_stats import Stats, cdiv, on_device, power_of_2
 
 SAMPLE = 4096  # entries of the codes whose mean is the center, at most 32 codes
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
@@ -228,36 +226,6 @@ def _choose_kernel(index_ptr, best_ptr, out_ptr, N, shares, BLOCK: tl.constexpr)
     tl.store(out_ptr + row, index, row < N)
 
 
-@triton.jit
-def _gather_kernel(
-    x_ptr, index_ptr, valid_ptr, codes_ptr, q_ptr, parts_ptr, sums_ptr, counts_ptr, unit_ptr,
-    N, K, copies, stride_n, stride_d,
-    STATS: tl.constexpr, FIXED: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * BLOCK_N
-    row = first + tl.arange(0, BLOCK_N)
-    copy = (tl.program_id(0) % copies).to(tl.int64) * K
-    index = tl.load(index_ptr + row, row < N, 0)
-    valid = tl.load(valid_ptr + row, row < N, 0) != 0
-    place = index + copy
-    leader = tl.load(index_ptr + first) + copy
-    error = tl.zeros([BLOCK_N], tl.float32)
-    for start in tl.static_range(0, D, BLOCK_D):
-        dim = start + tl.arange(0, BLOCK_D)
-        inside = (row[:, None] < N) & (dim[None, :] < D)
-        x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, inside, 0.0).to(tl.float32)
-        q = tl.load(codes_ptr + index[:, None] * D + dim[None, :], inside, 0.0)
-        if STATS and start == 0:  # when the loads have begun, which take longest
-            alike, crowded = add_counts(counts_ptr, place, leader, valid, BLOCK_N)
-        tl.store(q_ptr + row[:, None] * D + dim[None, :], q.to(q_ptr.dtype.element_ty), inside)
-        apart = tl.where(inside & valid[:, None], x - q, 0.0)
-        error += tl.sum(apart * apart, 1)
-        if STATS:
-            add_rows(sums_ptr, place, leader, dim, D, x, valid, alike, crowded, unit_ptr, FIXED)
-    tl.store(parts_ptr + tl.program_id(0), tl.sum(error, 0))
-    tl.store(parts_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(valid.to(tl.float32), 0))
-
-
 class Tiles(NamedTuple):
     block_n: int
     block_k: int
@@ -345,76 +313,3 @@ def nearest_triton(
         if shares > 1:
             _choose_kernel[(cdiv(n, 256),)](found_SN, best_SN, index_N, n, shares, BLOCK=256)
     return index_N
-
-
-def quantize_triton(
-    x_ND: Tensor,
-    codes_KD: Tensor,
-    keep_N: Tensor | None,
-    metric: str,
-    precision: str,
-    stats: bool,
-    deterministic: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What the operation topovq::quantize returns (ops/quantize.py)."""
-    (n, d), k = x_ND.shape, codes_KD.shape[0]
-    device = x_ND.device
-    valid_N = torch.empty(n, dtype=torch.int8, device=device)
-    skipped = (torch.empty if n else torch.zeros)((), dtype=torch.int64, device=device)
-    codes_KD = codes_KD.contiguous()
-    gathered = Stats(x_ND, k if stats else 0, deterministic, later=stats)
-    index_N = nearest_triton(x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered)
-    q_ND = torch.empty(n, d, dtype=x_ND.dtype, device=device)
-    block_d = min(64, power_of_2(d))
-    block_n = max(1, 2048 // block_d)
-    programs = cdiv(n, block_n)
-    errors = Errors(
-        torch.empty(2, programs, device=device),
-        q_ND.new_empty((), dtype=torch.float32),
-        q_ND.new_empty((), dtype=torch.float32),
-    )
-    if n:
-        with on_device(x_ND):
-            _gather_kernel[(programs,)](
-                x_ND, index_N, valid_N, codes_KD, q_ND, errors.parts, gathered.sums, gathered.counts, gathered.unit,
-                n, k, gathered.copies, x_ND.stride(0), x_ND.stride(1),
-                STATS=stats, FIXED=deterministic, D=d, BLOCK_N=block_n, BLOCK_D=block_d,
-            )  # fmt: skip
-    sums_KD, counts_K = gathered.total(errors)
-    return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid_N.view(torch.bool), errors.share
-
-
-@triton.jit
-def _backward_kernel(
-    grad_ptr, scale_ptr, share_ptr, x_ptr, q_ptr, valid_ptr, out_ptr,
-    N, D, grad_n, grad_d, stride_n, stride_d,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    inside = (row[:, None] < N) & (dim[None, :] < D)
-    valid = tl.load(valid_ptr + row, row < N, 0) != 0
-    factor = 2 * tl.load(scale_ptr).to(tl.float32) * tl.load(share_ptr)
-    grad = tl.load(grad_ptr + row[:, None] * grad_n + dim[None, :] * grad_d, inside, 0.0).to(tl.float32)
-    x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, inside, 0.0).to(tl.float32)
-    q = tl.load(q_ptr + row[:, None] * D + dim[None, :], inside, 0.0).to(tl.float32)
-    out = grad + factor * tl.where(valid[:, None], x - q, 0.0)
-    tl.store(out_ptr + row[:, None] * D + dim[None, :], out.to(out_ptr.dtype.element_ty), inside)
-
-
-def backward_triton(
-    grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, q_ND: Tensor, valid_N: Tensor, share: Tensor
-) -> Tensor:
-    """grad_q + 2 grad_error share (x - q) where valid, in the type of x."""
-    n, d = x_ND.shape
-    out_ND = torch.empty(n, d, dtype=x_ND.dtype, device=x_ND.device)
-    if n:
-        block_d = min(256, power_of_2(d))
-        block_n = max(1, 4096 // block_d)
-        with on_device(x_ND):
-            _backward_kernel[(cdiv(n, block_n), cdiv(d, block_d))](
-                grad_ND, grad_error, share, x_ND, q_ND, valid_N.view(torch.int8), out_ND,
-                n, d, grad_ND.stride(0), grad_ND.stride(1), x_ND.stride(0), x_ND.stride(1),
-                BLOCK_N=block_n, BLOCK_D=block_d,
-            )  # fmt: skip
-    return out_ND

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import safetensors
 import safetensors.numpy
 from sklearn.base import BaseEstimator
 
+from topovq.files import write_atomic
 from topovq.grid import Grid
 
 FORMAT = "topovq estimator 1"
@@ -31,16 +31,7 @@ def save(estimator: BaseEstimator, path: Path) -> None:
             else:
                 values[key] = _encode(key, value)
     header = {"format": FORMAT, "class": type(estimator).__name__, "values": json.dumps(values)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(safetensors.numpy.save(tensors, metadata=header))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomic(path, safetensors.numpy.save(tensors, metadata=header))
 
 
 def load(cls: type, path: Path) -> Any:
@@ -69,6 +60,8 @@ def _encode(key: str, value: Any) -> Any:
         raise TypeError(f"{key} is an array of {value.dtype}, which safetensors cannot hold: use joblib.dump")
     if isinstance(value, tuple):
         return {"tuple": [_encode(key, item) for item in value]}
+    if isinstance(value, dict):  # what set_output was told
+        return {"dict": {name: _encode(key, item) for name, item in value.items()}}
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -83,4 +76,6 @@ def _decode(value: Any) -> Any:
         return Grid.from_dict(value["grid"])
     if "tuple" in value:
         return tuple(_decode(item) for item in value["tuple"])
+    if "dict" in value:
+        return {name: _decode(item) for name, item in value["dict"].items()}
     return np.array(value["strings"], dtype=object if value["object"] else None)

@@ -344,7 +344,8 @@ class _Figures:
             values = reading.values()
             # Since the restart: where the host was waiting just now says little about when the device did each part.
             self.steps += values["steps"]
-            self.reporter.interval(step, values, self.steps / (time.monotonic() - self.began), reading.levels())
+            speed = self.steps / max(time.monotonic() - self.began, 1e-9)  # a coarse clock may not have moved
+            self.reporter.interval(step, values, speed, reading.levels())
             self.pending = None
 
     def restart(self) -> None:
