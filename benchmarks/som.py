@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--peers", help="folder with more packages")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--repeats", type=int, default=7, help="runs of each, the long ones apart")
-    parser.add_argument("--only", nargs="+", help="run these alone")
+    parser.add_argument("--only", nargs="+", choices=list(FITS), metavar="NAME", help="of " + ", ".join(FITS))
     options = parser.parse_args()
     if options.peers:
         sys.path.append(options.peers)
