@@ -16,8 +16,7 @@ import os, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops import triton_dense, triton_join, triton_quantize, triton_search, triton_smooth, triton_stats
-from topovq.ops import triton_update
+from topovq.ops import triton_dense, triton_quantize, triton_search, triton_smooth, triton_stats, triton_update
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
@@ -75,11 +74,6 @@ for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exa
     build(triton_quantize._gather_kernel, how)
 build(triton_search._choose_kernel, {"BLOCK": 256})
 build(triton_stats._total_kernel, {"ERROR": True, "BLOCK": triton_stats.TOTAL, "COPIES": 32, "PARTS": 4096})
-for channels in (32, 64, 128):
-    tile = {"ROWS": triton_join.TILE // channels, "CP": channels, "HAS_BIAS": True}
-    maps = {name: "*bf16" for name in ("y_ptr", "x_ptr", "s_ptr", "r_ptr", "ds_ptr", "dr_ptr", "g_ptr")}
-    build(triton_join._forward_kernel, {**tile, "HAS_X": True, "KEEP": True}, **maps)
-    build(triton_join._backward_kernel, {**tile, "HAS_S": True, "HAS_R": True}, **maps)
 """
 
 

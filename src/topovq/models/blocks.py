@@ -5,11 +5,9 @@ Legend: B images, C channels, H x W pixels; h = hidden channels, r = residual ch
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.models.thin import MULTIPLE, ThinConv, ThinConvTranspose, coarse_conv
-from topovq.ops.join import join
+from topovq.models.thin import MULTIPLE, ThinConv, ThinConvTranspose
 
 RESIDUALS = ("plain", "activated")
 
@@ -34,13 +32,6 @@ class Residual(nn.Module):
             nn.Conv2d(residual_hidden, hidden, 1, bias=not self.activated),
         )
 
-    @property
-    def convolutions(self) -> tuple[nn.Conv2d, nn.Conv2d]:
-        into, out = self.body[1], self.body[3]
-        assert isinstance(into, nn.Conv2d)
-        assert isinstance(out, nn.Conv2d)
-        return into, out
-
     def forward(self, x_BhHW: Tensor) -> Tensor:
         return (x_BhHW.relu() if self.activated else x_BhHW) + self.body(x_BhHW)
 
@@ -50,45 +41,7 @@ def residual_stack(hidden: int, layers: int, residual_hidden: int, kind: str) ->
     return [*(Residual(hidden, residual_hidden, kind) for _ in range(layers)), nn.ReLU()]
 
 
-class Network(nn.Sequential):
-    """Convolutions, ReLUs and residual blocks, one after the other.
-
-    On CUDA the bias of a convolution, the skip connection and the ReLU after it are one operation (ops/join.py).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.joined(x) if x.is_cuda else super().forward(x)
-
-    def joined(self, x: Tensor) -> Tensor:
-        parts = list(self)
-        before: Tensor | None = None  # the last map as it was before its ReLU, where a skip connection needs it
-        while parts:
-            part = parts.pop(0)
-            skip: Tensor | None = None
-            if isinstance(part, Residual):
-                skip = x if part.activated else before
-                into, part = part.convolutions
-                _, x = join(without_bias(into, x), into.bias)
-            elif not parts:  # the last convolution of a decoder: no ReLU follows
-                return part(x)
-            assert isinstance(part, nn.Conv2d | nn.ConvTranspose2d)
-            keep = bool(parts) and isinstance(parts[0], Residual) and not parts[0].activated
-            before, x = join(without_bias(part, x), part.bias, skip, keep)
-            if parts and isinstance(parts[0], nn.ReLU):
-                parts.pop(0)
-        return x
-
-
-def without_bias(conv: nn.Conv2d | nn.ConvTranspose2d, x: Tensor) -> Tensor:
-    """What the convolution makes of x before its bias is added."""
-    if isinstance(conv, ThinConv):
-        return coarse_conv(x, conv.weight, None)
-    if isinstance(conv, nn.ConvTranspose2d):
-        return F.conv_transpose2d(x, conv.weight, None, 2, 1)
-    return F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
-
-
-class Encoder(Network):
+class Encoder(nn.Sequential):
     """[B, C, H, W] -> [B, h, H / stride, W / stride]: a 4x4 stride-2 convolution per halving, then residual blocks."""
 
     def __init__(
@@ -104,7 +57,7 @@ class Encoder(Network):
         super().__init__(*parts)
 
 
-class Decoder(Network):
+class Decoder(nn.Sequential):
     """[B, D, H, W] -> [B, C, H * stride, W * stride]: the encoder mirrored, with transposed convolutions."""
 
     def __init__(
