@@ -49,6 +49,26 @@ def test_nothing_is_measured_where_something_else_was_done(monkeypatch: pytest.M
     assert cost.figures()["ms_per_step"] is None
 
 
+def test_memory_of_other_runs_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 2**20
+    held, peak = [100 * mib], [0]  # others hold 100 MiB
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    cost = Cost(torch.device("cuda", 0))
+    held[0] += 20 * mib
+    cost.made()
+    held[0] += 500 * mib  # other runs take their first steps
+    cost.begin()
+    held[0] += 3 * mib
+    cost.start()
+    peak[0] = held[0] + 7 * mib
+    for _ in range(LAST):
+        cost.step()
+    assert cost.figures()["peak_mib"] == 20 + 3 + 7
+
+
 def test_the_record_says_it(tmp_path: Path) -> None:
     train(tiny_config(tmp_path / "long", steps=LAST + 1, **SELDOM), source=TinySource(), quiet=True)
     assert read_record(tmp_path / "long" / "record.jsonl")[-1]["ms_per_step"] > 0

@@ -13,13 +13,25 @@ FIRST, LAST = 20, 70  # the steps between which the clock runs: kernels are chos
 
 
 class Cost:
-    """Tell it of each step, and of anything else that takes time; made before the model is."""
+    """Tell it of each step, and of anything else that takes time; made before the model is.
+
+    Between `made` and `begin` other runs may take memory: what is there at `begin` is theirs, but for what this one
+    had at `made`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.steps, self.began = device, 0, 0.0
         self.ms: float | None = None
         self.peak_mib: float | None = None
-        self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        self.others, self.own = self._allocated(), 0
+
+    def made(self) -> None:
+        """The model is there."""
+        self.own = self._allocated() - self.others
+
+    def begin(self) -> None:
+        """The run takes the device."""
+        self.others = self._allocated() - self.own
 
     def start(self) -> None:
         """The first step is next."""
@@ -40,7 +52,7 @@ class Cost:
             self._finish()
             self.ms = 1e3 * (time.monotonic() - self.began) / (LAST - FIRST)
             if self.device.type == "cuda":
-                self.peak_mib = (torch.cuda.max_memory_allocated(self.device) - self.before) / 2**20
+                self.peak_mib = (torch.cuda.max_memory_allocated(self.device) - self.others) / 2**20
 
     def give_up(self) -> None:
         """Something else was done: what has been measured so far is not of steps alone."""
@@ -51,6 +63,9 @@ class Cost:
             "ms_per_step": None if self.ms is None else round(self.ms, 4),
             "peak_mib": None if self.peak_mib is None else round(self.peak_mib, 1),
         }
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def _finish(self) -> None:
         if self.device.type == "cuda":

@@ -128,6 +128,7 @@ class Run:
         self.validation: dict[str, float] = {}
         self.skipped = 0.0
         self.shown_BCHW: torch.Tensor | None = None
+        self.cost.made()
 
     def train(self) -> RunResult:
         with StopRequest() as stop, fastest_convolutions():
@@ -142,6 +143,7 @@ class Run:
         """The run, which pauses after every step it has put on the device, so that others may put theirs there; not
         while the cost of a step is measured."""
         with self._alone():
+            self.cost.begin()
             self._begin()
             feed = open_feed(self.source, self.batch_size, self.config.seed, self.step, self.world)
             bf16 = self.config.precision == "bf16"
