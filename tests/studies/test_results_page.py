@@ -6,6 +6,7 @@ import csv
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,20 @@ def test_sentences_have_the_numbers_of_the_runs(tmp_path: Path) -> None:
     assert "It is not in" not in said
 
 
+def test_a_variant_stands_beside_the_same_seeds(tmp_path: Path) -> None:
+    few = study(tmp_path)
+    assert blocks.variants(few) == ""
+    (cell,) = [cell for cell in cells("main") if cell.neighborhood == "hard"]
+    options = cell.config(1).model_options | {"residual": "activated"}
+    lines = lines_of(replace(cell.config(1), model_options=options), [90.0, 42.5])
+    write_record(tmp_path / "records" / "changed.jsonl", lines)
+    text = blocks.variants(Source(tmp_path / "records", tmp_path / "docs"))
+    # Seed 1 of `hard` ends at 41, the paper's mean is 52.1.
+    assert "(`residual=activated`) | 42.50 | 41.00 |" in text
+    assert "float32" not in text
+    assert "as it is: 41.00 ± 1.00; the paper: 52.1 ± 0.2." in words(text)
+
+
 def test_tables_that_come_later_are_shown_with_the_seeds_that_all_their_rows_have(tmp_path: Path) -> None:
     more = study(tmp_path, TABLES)
     ablation = more.made("ablation")
@@ -257,7 +272,9 @@ def test_tables_that_come_later_are_shown_with_the_seeds_that_all_their_rows_hav
     assert text.startswith("## ablation\n\n**Table ablation, cifar10")
     assert "topovq reproduce ablation --seeds 2 --render-only --format markdown\n" in text
     assert "mean loss is 40.5." in words(text)
-    assert "| som-vae-input-1.0 | hard | 2 | 60.50 ± 0.71 |" in blocks.gradient(more)
+    text = blocks.gradient(more)
+    assert "| som-vae-input-1.0 | hard | 2 | 60.50 ± 0.71 |" in text
+    assert "end at 60.5, EMA-VQ at 50.5 and KSOM at 40.5." in words(text)
     assert "2 to 3 seeds a cell" in words(blocks.runs(more))
 
 
