@@ -67,11 +67,17 @@ for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exa
     shape = {"DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
     how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": precision == "exact", "EACH": tiles.each}
     how["SHARED"] = k == 65_536
-    build(triton_search._search_kernel, {**shape, **how}, {"num_warps": tiles.warps, "num_stages": tiles.stages})
-    how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True}
-    build(triton_search._codes_kernel, {**how, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
-    how = {"STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
-    build(triton_quantize._gather_kernel, how)
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    build(triton_search._search_kernel, {**shape, **how, "WHOLE": False}, options)
+    whole = precision == "exact"
+    build(triton_search._search_kernel, {**shape, **how, "WHOLE": whole}, options, x_ptr="*bf16")
+    how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True,
+           "KEPT": k <= 2048}
+    build(triton_search._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
+    how = {"KEPT": k <= 2048, "STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
+    build(triton_quantize._gather_kernel, how, row_ptr="*i16")
+    how = {"GATHER": k <= 2048, "BLOCK_N": 4096 // d, "BLOCK_D": d, "grad_d": 1, "stride_d": 1}
+    build(triton_quantize._backward_kernel, how, row_ptr="*i16")
 build(triton_search._choose_kernel, {"BLOCK": 256})
 build(triton_stats._total_kernel, {"ERROR": True, "BLOCK": triton_stats.TOTAL, "COPIES": 32, "PARTS": 4096})
 """

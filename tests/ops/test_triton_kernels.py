@@ -15,6 +15,7 @@ import triton.language as tl
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops import quantize as module
 from topovq.ops.accumulate import accumulate, accumulate_reference
 from topovq.ops.kernel import CUTOFF, Course, Kernel
 from topovq.ops.nearest import METRICS, nearest
@@ -60,8 +61,8 @@ def kernel_quantize(
     )
 
 
-def kernel_backward(*arguments: torch.Tensor) -> torch.Tensor:
-    return backward_triton(*(argument.to(DEVICE) for argument in arguments)).cpu()
+def kernel_backward(*arguments: torch.Tensor | None) -> torch.Tensor:
+    return backward_triton(*(argument if argument is None else argument.to(DEVICE) for argument in arguments)).cpu()
 
 
 def kernel_smooth(
@@ -195,9 +196,16 @@ def test_nearest_gives_odd_vectors_a_valid_index_and_disturbs_no_other(metric):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_nearest_takes_half_precision(dtype):
-    x, codes = noise(40, 9).to(dtype), noise(70, 9, seed=1)
-    assert torch.equal(kernel_nearest(x, codes), kernel_nearest(x.float(), codes))
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1.0, 300.0), (1e-4, 0.0), (1e4, 0.0)])
+@pytest.mark.parametrize("d", [9, 300])
+def test_nearest_takes_half_precision(dtype, scale, offset, d):
+    """Its products are other ones, and as exact."""
+    x, codes = (noise(40, d) * scale + offset).to(dtype), noise(70, d, seed=1) * scale + offset
+    expected = torch.cdist(x.double(), codes.double()).argmin(1)
+    assert torch.equal(kernel_nearest(x, codes), expected)
+    x, codes = x - offset, codes - offset
+    for metric in METRICS[1:]:
+        assert torch.equal(kernel_nearest(x, codes, metric), kernel_nearest(x.float(), codes, metric))
 
 
 def test_nearest_takes_any_layout():
@@ -352,11 +360,27 @@ def test_the_gradient_of_quantize(dtype):
     x, grad, q = (noise(70, 5, seed=seed).to(dtype) for seed in range(3))
     valid = torch.arange(70) % 3 != 0
     x[::6] = NAN
-    got = kernel_backward(grad.T.contiguous().T, torch.tensor(1.5), x, q, valid, torch.tensor(0.2))
-    assert got.dtype == dtype
-    x, grad, q = x.double(), grad.double(), q.double()
-    expected = grad + torch.where(valid[:, None], 2 * 1.5 * 0.2 * (x - q), 0)
-    torch.testing.assert_close(got.double(), expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+    # Codes that 16 bits hold: the interpreter rounds down.
+    book = noise(9, 5, seed=3).to(dtype).float()
+    for rows, row_of in ((q, None), (book, torch.arange(70, dtype=torch.int16) % 9)):
+        chosen = rows if row_of is None else rows[row_of.long()].to(dtype)
+        got = kernel_backward(grad.T.contiguous().T, torch.tensor(1.5), x, rows, row_of, valid, torch.tensor(0.2))
+        assert got.dtype == dtype
+        expected = torch.where(valid[:, None], 2 * 1.5 * 0.2 * (x.double() - chosen.double()), 0) + grad.double()
+        torch.testing.assert_close(got.double(), expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("codes", [9, module.FEW + 1])
+def test_the_gradient_is_of_the_codes_that_were_chosen(codes, monkeypatch):
+    """Not of what an update has made of them since, whether they were copied or q is read."""
+    monkeypatch.setattr(module, "_on_device", lambda x, codes: True)
+    x, book = noise(70, 5).to(DEVICE).requires_grad_(), noise(codes, 5, seed=1).to(DEVICE)
+    choice = quantize(x, book, stats=True)
+    gap = x.detach() - book[choice.index_N]
+    book.zero_()
+    choice.index_N.fill_(-1)  # the caller's, to do with it what they want
+    (choice.q_ND.sum() + choice.error).backward()
+    torch.testing.assert_close(x.grad, 1 + 2 * gap / gap.numel())
 
 
 # course and smooth: width and strength at a step, and the Gaussian over a grid, one axis at a time

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topovq.models.base import Tokenizer
@@ -19,8 +20,11 @@ class VQVAE2(Tokenizer):
     `strides` are those of the encoders from the image upward: (4, 2) gives a bottom grid of S / 4 and a top grid of
     S / 8; (4, 2, 2) adds a third level. Each level below the top is quantized given the decoded codes above it:
 
-        z_top = conv1(enc_top(enc_bottom(x)));  z_bottom = conv1([enc_bottom(x), dec_top(q_top)])
+        z_top = conv1(enc_top(enc_bottom(x)));  z_bottom = conv1([dec_top(q_top), enc_bottom(x)])
         x' = dec([up(q_top), q_bottom])
+
+    That second conv1 is done as the sum of two, one of the codes and one of the image: the maps need not be joined, nor
+    their gradient be cut apart again.
 
     The other arguments are VQVAE's, shared by the levels; every level has its own codebook, grid and statistics.
     """
@@ -64,15 +68,20 @@ class VQVAE2(Tokenizer):
 
     def features(self, x_BCHW: Tensor) -> list[Tensor]:
         found: list[Tensor] = []
-        for encoder in self.encoders:
+        for encoder, to_codes in zip(self.encoders, self.to_codes):
             x_BCHW = encoder(x_BCHW)
-            found.append(x_BCHW)
-        found[-1] = self.to_codes[-1](x_BCHW)
+            assert isinstance(to_codes, nn.Conv2d)
+            if len(found) < len(self.encoders) - 1:
+                found.append(F.conv2d(x_BCHW, to_codes.weight[:, -x_BCHW.shape[1] :]))
+            else:
+                found.append(to_codes(x_BCHW))
         return found[::-1]
 
     def descend(self, level: int, feature: Tensor, above: Tensor) -> Tensor:
         place = len(self.encoders) - 1 - level
-        return self.to_codes[place](torch.cat([self.condition[place](above), feature], 1))
+        to_codes, given = self.to_codes[place], self.condition[place](above)
+        assert isinstance(to_codes, nn.Conv2d)
+        return feature + F.conv2d(given, to_codes.weight[:, : given.shape[1]], to_codes.bias)
 
     def reconstruct(self, quantized: Sequence[Tensor]) -> Tensor:
         *above, bottom = quantized

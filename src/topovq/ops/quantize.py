@@ -18,6 +18,9 @@ from topovq.ops.accumulate import accumulate
 from topovq.ops.direct import plain
 from topovq.ops.nearest import check_metric, check_precision, nearest
 
+# Up to so many codes are copied for the backward pass on CUDA, with the choices in 16 bits: it need not read q then.
+FEW = 2048
+
 
 class Choice(NamedTuple):
     """What `quantize` returns; the statistics are empty where they were not asked for."""
@@ -49,14 +52,15 @@ def quantize(
 
 def _compute(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(q, error, index, S, c, skipped, whether each vector is valid [N], the share 1 / (valid * D) of an element)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(q, error, index, S, c, skipped, whether each vector is valid [N], the share 1 / (valid * D) of an element, and
+    for the backward pass: the codes as they are now and the index in 16 bits, or nothing of both)."""
     d, k = x_ND.shape[1], codes_KD.shape[0]
-    if x_ND.is_cuda and codes_KD.dtype == torch.float32 and x_ND.dtype != torch.float64:
+    if _on_device(x_ND, codes_KD):
         from topovq.ops.triton_quantize import quantize_triton
 
         deterministic = stats and torch.are_deterministic_algorithms_enabled()
-        return quantize_triton(x_ND, codes_KD, keep_N, metric, precision, stats, deterministic)
+        return quantize_triton(x_ND, codes_KD, keep_N, metric, precision, stats, deterministic, k <= FEW)
     with torch.autocast(x_ND.device.type, enabled=False):
         finite_N = x_ND.isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
@@ -70,7 +74,13 @@ def _compute(
         if stats:
             sums_KD, counts_K = accumulate(x_ND, torch.where(valid_N, index_N, -1), k)
         skipped = (~finite_N).sum()
-        return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share
+        nothing = codes_KD.new_empty(0, d), index_N.new_empty(0, dtype=torch.int16)
+        return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share, *nothing
+
+
+def _on_device(x_ND: Tensor, codes_KD: Tensor) -> bool:
+    """Whether the kernels do it."""
+    return x_ND.is_cuda and codes_KD.dtype == torch.float32 and x_ND.dtype != torch.float64
 
 
 _quantize = torch.library.custom_op("topovq::quantize", _compute, mutates_args=())
@@ -79,8 +89,9 @@ _quantize = torch.library.custom_op("topovq::quantize", _compute, mutates_args=(
 @_quantize.register_fake
 def _(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (n, d), k = x_ND.shape, codes_KD.shape[0] if stats else 0
+    keeps = _on_device(x_ND, codes_KD) and codes_KD.shape[0] <= FEW
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     return (
         x_ND.new_empty(n, d),
@@ -91,18 +102,27 @@ def _(
         x_ND.new_empty((), dtype=torch.int64),
         x_ND.new_empty(n, dtype=torch.bool),
         x_ND.new_empty((), dtype=dtype),
+        codes_KD.new_empty(codes_KD.shape[0] if keeps else 0, d),
+        x_ND.new_empty(n if keeps else 0, dtype=torch.int16),
     )
 
 
 def _compute_backward(
-    grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, q_ND: Tensor, valid_N: Tensor, share: Tensor
+    grad_ND: Tensor,
+    grad_error: Tensor,
+    x_ND: Tensor,
+    rows: Tensor,
+    row_of_N: Tensor | None,
+    valid_N: Tensor,
+    share: Tensor,
 ) -> Tensor:
-    """grad_q + 2 grad_error share (x - q) where valid, in the type of x."""
+    """grad_q + 2 grad_error share (x - q) where valid, in the type of x; q is `rows`, or rows[row_of_N] where given."""
     if x_ND.is_cuda and x_ND.dtype != torch.float64:
         from topovq.ops.triton_quantize import backward_triton
 
-        return backward_triton(grad_ND, grad_error, x_ND, q_ND, valid_N, share)
+        return backward_triton(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share)
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
+    q_ND = rows if row_of_N is None else rows[row_of_N.long()].to(x_ND.dtype)
     apart_ND = torch.where(valid_N[:, None], x_ND.to(dtype) - q_ND.to(dtype), 0)
     return (grad_ND.to(dtype) + 2 * grad_error * share * apart_ND).to(x_ND.dtype)
 
@@ -111,24 +131,34 @@ _quantize_backward = torch.library.custom_op("topovq::quantize_backward", _compu
 
 
 @_quantize_backward.register_fake
-def _(grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, q_ND: Tensor, valid_N: Tensor, share: Tensor) -> Tensor:
+def _(
+    grad_ND: Tensor,
+    grad_error: Tensor,
+    x_ND: Tensor,
+    rows: Tensor,
+    row_of_N: Tensor | None,
+    valid_N: Tensor,
+    share: Tensor,
+) -> Tensor:
     return torch.empty_like(x_ND, memory_format=torch.contiguous_format)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(inputs[0], output[0], output[6], output[7])
+    q_ND, valid_N, share, kept_KD, choice_N = (output[i] for i in (0, 6, 7, 8, 9))
+    rows, row_of_N = (kept_KD, choice_N) if kept_KD.shape[0] else (q_ND, None)
+    ctx.save_for_backward(inputs[0], rows, row_of_N, valid_N, share)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad_ND: Tensor | None, grad_error: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    x_ND, q_ND, valid_N, share = ctx.saved_tensors
+    x_ND, rows, row_of_N, valid_N, share = ctx.saved_tensors
     nothing = (None,) * 5
     if grad_error is None:
         return grad_ND, *nothing
     if grad_ND is None:
         grad_ND = torch.zeros_like(x_ND)
     operation = _compute_backward if plain(x_ND, grad_ND) else _quantize_backward
-    return operation(grad_ND, grad_error, x_ND, q_ND, valid_N, share), *nothing
+    return operation(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share), *nothing
 
 
 _quantize.register_autograd(_backward, setup_context=_save)

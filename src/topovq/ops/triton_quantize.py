@@ -18,14 +18,17 @@ from topovq.ops.triton_stats import Errors, Stats, add_counts, add_rows, cdiv, o
 
 @triton.jit
 def _gather_kernel(
-    x_ptr, index_ptr, valid_ptr, codes_ptr, q_ptr, parts_ptr, sums_ptr, counts_ptr, unit_ptr,
+    x_ptr, index_ptr, valid_ptr, codes_ptr, q_ptr, row_ptr, parts_ptr, sums_ptr, counts_ptr, unit_ptr,
     N, K, copies, stride_n, stride_d,
-    STATS: tl.constexpr, FIXED: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    KEPT: tl.constexpr, STATS: tl.constexpr, FIXED: tl.constexpr,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * BLOCK_N
     row = first + tl.arange(0, BLOCK_N)
     copy = (tl.program_id(0) % copies).to(tl.int64) * K
     index = tl.load(index_ptr + row, row < N, 0)
+    if KEPT:
+        tl.store(row_ptr + row, index.to(tl.int16), row < N)
     valid = tl.load(valid_ptr + row, row < N, 0) != 0
     place = index + copy
     leader = tl.load(index_ptr + first) + copy
@@ -54,7 +57,8 @@ def quantize_triton(
     precision: str,
     stats: bool,
     deterministic: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    keep_codes: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What the operation topovq::quantize returns (ops/quantize.py)."""
     (n, d), k = x_ND.shape, codes_KD.shape[0]
     device = x_ND.device
@@ -62,7 +66,11 @@ def quantize_triton(
     skipped = (torch.empty if n else torch.zeros)((), dtype=torch.int64, device=device)
     codes_KD = codes_KD.contiguous()
     gathered = Stats(x_ND, k if stats else 0, deterministic, later=stats)
-    index_N = nearest_triton(x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered)
+    kept_KD = torch.empty(k if keep_codes else 0, d, device=device)
+    row_of_N = torch.empty(n if keep_codes else 0, dtype=torch.int16, device=device)
+    index_N = nearest_triton(
+        x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered, kept_KD if keep_codes else None
+    )
     q_ND = torch.empty(n, d, dtype=x_ND.dtype, device=device)
     block_d = min(64, power_of_2(d))
     block_n = max(1, 2048 // block_d)
@@ -75,19 +83,21 @@ def quantize_triton(
     if n:
         with on_device(x_ND):
             _gather_kernel[(programs,)](
-                x_ND, index_N, valid_N, codes_KD, q_ND, errors.parts, gathered.sums, gathered.counts, gathered.unit,
+                x_ND, index_N, valid_N, codes_KD, q_ND, row_of_N, errors.parts,
+                gathered.sums, gathered.counts, gathered.unit,
                 n, k, gathered.copies, x_ND.stride(0), x_ND.stride(1),
-                STATS=stats, FIXED=deterministic, D=d, BLOCK_N=block_n, BLOCK_D=block_d,
+                KEPT=keep_codes, STATS=stats, FIXED=deterministic, D=d, BLOCK_N=block_n, BLOCK_D=block_d,
             )  # fmt: skip
     sums_KD, counts_K = gathered.total(errors)
-    return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid_N.view(torch.bool), errors.share
+    valid = valid_N.view(torch.bool)
+    return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid, errors.share, kept_KD, row_of_N
 
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, scale_ptr, share_ptr, x_ptr, q_ptr, valid_ptr, out_ptr,
+    grad_ptr, scale_ptr, share_ptr, x_ptr, rows_ptr, row_ptr, valid_ptr, out_ptr,
     N, D, grad_n, grad_d, stride_n, stride_d,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    GATHER: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -96,13 +106,23 @@ def _backward_kernel(
     factor = 2 * tl.load(scale_ptr).to(tl.float32) * tl.load(share_ptr)
     grad = tl.load(grad_ptr + row[:, None] * grad_n + dim[None, :] * grad_d, inside, 0.0).to(tl.float32)
     x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, inside, 0.0).to(tl.float32)
-    q = tl.load(q_ptr + row[:, None] * D + dim[None, :], inside, 0.0).to(tl.float32)
+    source = row
+    if GATHER:
+        source = tl.load(row_ptr + row, row < N, 0).to(tl.int64)
+    q = tl.load(rows_ptr + source[:, None] * D + dim[None, :], inside, 0.0)
+    q = q.to(out_ptr.dtype.element_ty).to(tl.float32)  # as the forward pass handed it on
     out = grad + factor * tl.where(valid[:, None], x - q, 0.0)
     tl.store(out_ptr + row[:, None] * D + dim[None, :], out.to(out_ptr.dtype.element_ty), inside)
 
 
 def backward_triton(
-    grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, q_ND: Tensor, valid_N: Tensor, share: Tensor
+    grad_ND: Tensor,
+    grad_error: Tensor,
+    x_ND: Tensor,
+    rows: Tensor,
+    row_of_N: Tensor | None,
+    valid_N: Tensor,
+    share: Tensor,
 ) -> Tensor:
     """grad_q + 2 grad_error share (x - q) where valid, in the type of x."""
     n, d = x_ND.shape
@@ -112,8 +132,9 @@ def backward_triton(
         block_n = max(1, 4096 // block_d)
         with on_device(x_ND):
             _backward_kernel[(cdiv(n, block_n), cdiv(d, block_d))](
-                grad_ND, grad_error, share, x_ND, q_ND, valid_N.view(torch.int8), out_ND,
+                grad_ND, grad_error, share, x_ND, rows, valid_N if row_of_N is None else row_of_N,
+                valid_N.view(torch.int8), out_ND,
                 n, d, grad_ND.stride(0), grad_ND.stride(1), x_ND.stride(0), x_ND.stride(1),
-                BLOCK_N=block_n, BLOCK_D=block_d,
+                GATHER=row_of_N is not None, BLOCK_N=block_n, BLOCK_D=block_d,
             )  # fmt: skip
     return out_ND

@@ -8,6 +8,8 @@ and each code by a power of two so that its largest entry lies near 2^7: togethe
     exact  hi.hi + hi.lo + lo.hi   the error of a float32 dot product
     fast   hi.hi                   11 bits, as TF32 has
 The closest code minimizes bias_k - (x - center).w_k (ops/nearest.py); a row's scale is positive and changes no order.
+Vectors of 16 bits have no lo as they are: there `exact` leaves x where it is, adds center.w_k to the bias instead, and
+needs two products.
 """
 
 from __future__ import annotations
@@ -76,14 +78,15 @@ def _better_each(score, tile, best, at):
 
 @triton.jit
 def _codes_kernel(
-    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr,
+    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
     K, D, stride,
-    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, VALID: tl.constexpr, CLEAR: tl.constexpr,
-    DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
+    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
+    CLEAR: tl.constexpr, KEPT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
     """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
 
-    The center is the mean of some codes: any point among them will do. What later launches add to is set to 0 here.
+    The center is the mean of some codes: any point among them will do. What later launches add to is set to 0 here, and
+    the codes are copied where somebody will want them as they were.
     """
     code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     dim = tl.arange(0, DP)
@@ -100,6 +103,8 @@ def _codes_kernel(
     inside = (code[:, None] < K) & (dim[None, :] < D)
     here = code[:, None].to(tl.int64) * D + dim[None, :]
     w = tl.load(codes_ptr + here, inside, 0.0)
+    if KEPT:
+        tl.store(kept_ptr + here, w, inside)
     if CLEAR:
         tl.store(sums_ptr + here, tl.zeros([BLOCK_K, DP], tl.float32), inside)
         tl.store(counts_ptr + code, tl.zeros([BLOCK_K], tl.float32), code < K)
@@ -107,6 +112,8 @@ def _codes_kernel(
     if EUCLIDEAN:
         w = tl.where(inside, w - center[None, :], 0.0)
         bias = tl.sum(w * w, 1) / 2
+        if WHOLE:
+            bias += tl.sum(w * center[None, :], 1)
     if COSINE:
         w = w / tl.maximum(tl.sqrt(tl.sum(w * w, 1)), 1e-12)[:, None]
     e = _exponent(tl.max(tl.abs(w), 1))
@@ -124,8 +131,9 @@ def _search_kernel(
     x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
     index_ptr, best_ptr, valid_ptr, skipped_ptr,
     N, D, tiles, share, stride_n, stride_d,
-    HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, EACH: tl.constexpr,
-    SHARED: tl.constexpr, DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
+    EACH: tl.constexpr, SHARED: tl.constexpr,
+    DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The closest of a share of the code tiles; of the first share also which vectors are valid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -138,7 +146,8 @@ def _search_kernel(
     for start in tl.static_range(0, DP, DC):
         inside = (row[:, None] < N) & (start + dim[None, :] < D)
         x = tl.load(x_ptr + row[:, None] * stride_n + (start + dim[None, :]) * stride_d, inside, 0.0).to(tl.float32)
-        x = tl.where(inside, x - tl.load(center_ptr + start + dim, start + dim < D, 0.0)[None, :], 0.0)
+        if not WHOLE:
+            x = tl.where(inside, x - tl.load(center_ptr + start + dim, start + dim < D, 0.0)[None, :], 0.0)
         size += tl.sum(tl.abs(x) * 0.0009765625, 1)
     finite = size < float("inf")
     e = tl.minimum(_exponent(size) + 10, 250)
@@ -171,7 +180,8 @@ def _search_kernel(
             w_hi = tl.load(hi_ptr + place)
             dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
             if EXACT:
-                dot = tl.dot(lo, w_hi, dot)
+                if not WHOLE:
+                    dot = tl.dot(lo, w_hi, dot)
                 dot = tl.dot(hi, tl.load(lo_ptr + place), dot)
             dot = tl.dot(hi, w_hi, dot)
             score = _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER)
@@ -192,12 +202,15 @@ def _search_kernel(
             chunk = (step % (DP // DC)) * DC
             inside = (row[:, None] < N) & (chunk + dim[None, :] < D)
             x = tl.load(x_ptr + row[:, None] * stride_n + (chunk + dim[None, :]) * stride_d, inside, 0.0)
-            x = x.to(tl.float32) - tl.load(center_ptr + chunk + dim, chunk + dim < D, 0.0)[None, :]
+            x = x.to(tl.float32)
+            if not WHOLE:
+                x -= tl.load(center_ptr + chunk + dim, chunk + dim < D, 0.0)[None, :]
             hi, lo = _split(tl.where(finite[:, None] & inside, x, 0.0), scale[:, None])
             place = code[None, :].to(tl.int64) * DP + chunk + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
             if EXACT:
-                dot = tl.dot(lo, w_hi, dot)
+                if not WHOLE:
+                    dot = tl.dot(lo, w_hi, dot)
                 dot = tl.dot(hi, tl.load(lo_ptr + place), dot)
             dot = tl.dot(hi, w_hi, dot)
             if chunk == DP - DC:
@@ -263,12 +276,14 @@ def nearest_triton(
     valid_N: Tensor | None = None,
     skipped: Tensor | None = None,
     stats: Stats | None = None,
+    kept_KD: Tensor | None = None,
     other_than_N: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """Index int64 [N] of the closest code, `other_than_N` (one for each vector) if given: the second closest, say.
 
-    Where given, valid_N (int8) and skipped (int64) are written to, and stats set to 0 if they are `to_clear`.
+    Where given, valid_N (int8), skipped (int64) and kept_KD (a copy of the codes) are written to, and stats set to 0 if
+    they are `to_clear`; with no vectors, none of it is.
     """
     (n, d), k = x_ND.shape, codes_KD.shape[0]
     device = x_ND.device
@@ -279,6 +294,7 @@ def nearest_triton(
     padded = max(16, power_of_2(d))
     rows = cdiv(k, tiles.block_k) * tiles.block_k
     exact, euclidean = precision == "exact", metric == "euclidean"
+    whole = exact and x_ND.dtype in (torch.bfloat16, torch.float16)
     codes_KD = codes_KD.contiguous()
     center_D = torch.empty(d, device=device)
     sample = max(1, min(32, SAMPLE // padded))
@@ -296,9 +312,9 @@ def nearest_triton(
     with on_device(x_ND):
         _codes_kernel[(cdiv(rows, 16),)](
             codes_KD, center_D, hi, lo, scale_K, bias_K, index_N if skipped is None else skipped, sums, counts,
-            k, d, max(1, k // sample),
-            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, VALID=skipped is not None, CLEAR=clear,
-            DP=padded, BLOCK_K=16, SAMPLE=sample,
+            center_D if kept_KD is None else kept_KD, k, d, max(1, k // sample),
+            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,
+            VALID=skipped is not None, CLEAR=clear, KEPT=kept_KD is not None, DP=padded, BLOCK_K=16, SAMPLE=sample,
         )  # fmt: skip
         _search_kernel[(programs, shares)](
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
@@ -306,7 +322,7 @@ def nearest_triton(
             found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
             n, d, tiles_K, share, x_ND.stride(0), x_ND.stride(1),
             HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
-            EXACT=exact, EACH=tiles.each, SHARED=shares > 1,
+            EXACT=exact, WHOLE=whole, EACH=tiles.each, SHARED=shares > 1,
             DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
