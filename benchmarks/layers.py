@@ -291,17 +291,23 @@ def check_updates() -> None:
             x = torch.randn(3000, 24)
             expected = x.double().requires_grad_()
             mine = x.cuda().requires_grad_()
+            chosen = []
             for layer, points in ((host, expected), (device, mine)):
-                quantized, _, loss = layer(points)
+                quantized, indices, loss = layer(points)
                 (quantized.square().mean() + loss).backward()
+                chosen.append(indices.cpu())
             assert expected.grad is not None
             assert mine.grad is not None
             same = host.codebook[:, 0].isfinite()
             apart = (device.codebook.cpu().double() - host.codebook)[same].abs().max()
-            # A vector between two codes may choose the other: then single codes differ, by one vector in many.
+            # A vector between two codes may choose the other: then single codes differ, by one vector in many, and with
+            # a wide neighborhood all do a little.
             assert apart < 0.2, f"codes are {apart} apart with {options}"
+            others = int((chosen[0] != chosen[1]).sum())
             median = (device.codebook.cpu().double() - host.codebook)[same].abs().median()
-            assert median < 1e-5, f"codes are {median} apart (median) with {options}"
+            assert median < 1e-5 + others / len(x), (
+                f"codes are {median} apart (median), {others} of {len(x):,} choices differ, with {options}"
+            )
             assert (mine.grad.cpu().double() - expected.grad).abs().median() < 1e-8, f"gradients with {options}"
             device.load_state_dict(host.state_dict())
         cases += 1
@@ -395,8 +401,9 @@ def time_layer(
         table.add(library, mode + "+graph", neighborhood, shape, STEP, median_ms(captured(step)), mib, floor)
         if neighborhood == ("none" if mode == "exact" else "hard"):
             codes, points = layer.codebook.clone(), x.detach()
-            ms = median_ms(lambda: nearest(points, codes, precision=mode))
-            table.add(library, mode, "none", shape, "assignment", ms)
+            search = partial(nearest, points, codes, precision=mode)
+            table.add(library, mode, "none", shape, "assignment", median_ms(search))
+            table.add(library, mode + "+graph", "none", shape, "assignment", median_ms(captured(search)))
 
 
 def time_accumulate(table: Table, shape: tuple[int, int, int]) -> None:
@@ -424,7 +431,9 @@ def time_flash_kmeans(table: Table, shape: tuple[int, int, int], bandwidth: floa
         centers = torch.randn(1, k, d, device="cuda", dtype=dtype)
         squares = points.float().square().sum(-1)
         call = partial(euclid_assign_triton, points, centers, squares)
-        table.add("flash-kmeans", mode, "none", shape, "assignment", median_ms(call), dtype=str(dtype).split(".")[1])
+        name = str(dtype).split(".")[1]
+        table.add("flash-kmeans", mode, "none", shape, "assignment", median_ms(call), dtype=name)
+        table.add("flash-kmeans", mode + "+graph", "none", shape, "assignment", median_ms(captured(call)), dtype=name)
 
 
 def run_cpu(arguments: argparse.Namespace) -> int:

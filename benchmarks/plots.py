@@ -33,7 +33,7 @@ def draw_layers(results: Results) -> Figure:
         time, memory = axes[0, column], axes[1, column]
         for mode, color, style in (("exact", BLUE, "--"), ("exact+graph", BLUE, "-"), ("fast+graph", SKY, "-")):
             time.plot(x, [results.ours(mode, "hard", shape) for shape in shapes], style, color=color, marker="o")
-        flash = [results.layer("flash-kmeans", "tf32", "none", shape, "assignment") for shape in shapes]
+        flash = [results.search("flash-kmeans", "tf32", shape) for shape in shapes]
         time.plot(x, [float("nan") if value is None else value for value in flash], ":", color=GRAY, marker="d")
         time.plot(x, [results.ours("exact", "hard", s, column="roofline_ms") for s in shapes], color="0.3", lw=1)
         for kind, style in (("hard", "-"), ("gaussian", "--"), ("exponential", ":")):
