@@ -43,14 +43,16 @@ def build(kernel, constants, options=None, **types):
 def course(kind, schedule):
     return {"KIND": kind, "SCHEDULE": schedule}
 
-tiles = [dict(zip(("BLOCK_I", "BLOCK_C", "BLOCK_J"), tile)) for tile in (triton_smooth.SMALL, triton_smooth.LARGE)]
+names = ("BLOCK_I", "BLOCK_C", "BLOCK_J")
+tiles = [{**dict(zip(names, tile)), "PRECISION": tile.precision} for tile in (triton_smooth.SMALL, triton_smooth.LARGE)]
 for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", False), ("given", True)):
     for tile in tiles:
         step = "*fp64" if schedule == "given" else "*i64"
         # Numbers that are 1 are compiled in: the strides and columns of a line of codes of one dimension.
         line = {"sums_columns": 1, "counts_columns": 1, "counts_place_stride": 1}
         ones = line if wrap else {"counts_column_stride": 1}
-        build(triton_smooth._axis_kernel, {**course("gaussian", schedule), **tile, **ones, "WRAP": wrap}, step_ptr=step)
+        how = {**course("gaussian", schedule), "WRAP": wrap, "NEAR": triton_smooth.NEAR}
+        build(triton_smooth._axis_kernel, {**how, **tile, **ones}, step_ptr=step)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False)
 ):
