@@ -1,0 +1,28 @@
+"""What the tests of the Triton kernels share. Without a GPU the kernels run in Triton's interpreter."""
+
+import torch
+
+from topovq.grid import Grid
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GRIDS = [
+    Grid(1),
+    Grid(2),
+    Grid(2, wrap=True),
+    Grid(3, wrap=True),
+    Grid(37),
+    Grid(70, wrap=True),
+    Grid((1, 5)),
+    Grid((5, 1)),
+    Grid((9, 20)),
+    Grid((16, 32)),
+    Grid((17, 33), wrap=True),
+    Grid((5, 4), wrap=(False, True)),
+    Grid((6, 3), wrap=(True, False)),
+    Grid((3, 4, 5)),
+    Grid((3, 17, 4), wrap=(True, False, True)),
+]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))

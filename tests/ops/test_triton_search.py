@@ -1,0 +1,158 @@
+"""The search as a kernel. Its error is judged against the plain path's own error to float64."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+from kernels import DEVICE, noise
+
+from topovq.ops.nearest import METRICS, nearest
+from topovq.ops.triton_search import nearest_triton, shares_of
+
+NAN, INF = float("nan"), float("inf")
+
+# NumPy, which the interpreter computes with, warns where a kernel meets NaN or fills a tile up with zeros.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero encountered")
+
+
+def kernel_nearest(
+    x: torch.Tensor, codes: torch.Tensor, metric: str = "euclidean", precision: str = "exact"
+) -> torch.Tensor:
+    return nearest_triton(x.to(DEVICE), codes.to(DEVICE), metric, precision).cpu()
+
+
+def excess(index: torch.Tensor, x: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor:
+    """How much worse than the closest each chosen code is, in float64 and relative to the spread of scores."""
+    assert index.dtype == torch.int64
+    assert index.shape == x.shape[:1]
+    assert ((index >= 0) & (index < len(codes))).all()
+    x, codes = x.double(), codes.double()
+    if metric == "euclidean":
+        score = torch.cdist(x, codes, compute_mode="donot_use_mm_for_euclid_dist").square()
+    else:
+        score = -(x @ (torch.nn.functional.normalize(codes, dim=1) if metric == "cosine" else codes).T)
+    best, worst = score.aminmax(dim=1)
+    return (score.gather(1, index[:, None])[:, 0] - best) / (worst - best).clamp(min=1e-30)
+
+
+def assert_as_good_as_plain(x: torch.Tensor, codes: torch.Tensor, metric: str = "euclidean") -> None:
+    plain = excess(nearest(x, codes, metric), x, codes, metric)
+    kernel = excess(kernel_nearest(x, codes, metric), x, codes, metric)
+    assert kernel.max() <= 2 * plain.max() + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "d"), [(1, 1, 1), (1, 70, 3), (70, 1, 3), (63, 65, 17), (64, 64, 64), (130, 129, 5), (3, 200, 130)]
+)
+def test_nearest_on_sizes_beside_the_tiles(n, k, d):
+    assert_as_good_as_plain(noise(n, d), noise(k, d, seed=1))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_nearest_at_every_scale_and_metric(metric, scale):
+    assert_as_good_as_plain(noise(40, 9) * scale, noise(70, 9, seed=1) * scale, metric)
+
+
+@pytest.mark.parametrize(("k", "d"), [(2, 3), (70, 9), (2100, 4), (70, 300)])
+def test_the_second_closest(k, d):
+    x, codes = noise(70, d).to(DEVICE), noise(k, d, seed=1).to(DEVICE)
+    first = nearest_triton(x, codes, "euclidean", "exact")
+    second = nearest_triton(x, codes, "euclidean", "exact", other_than_N=first)
+    expected = torch.cdist(x.double(), codes.double()).topk(2, largest=False).indices
+    assert torch.equal(torch.stack([first, second], 1), expected)
+
+
+def test_of_codes_that_are_the_same_the_second_closest_is_the_next():
+    codes = noise(3, 4)[[0, 1, 1, 2]].to(DEVICE)
+    first = nearest_triton(codes[1:2], codes, "euclidean", "exact")
+    second = nearest_triton(codes[1:2], codes, "euclidean", "exact", other_than_N=first)
+    assert [int(first), int(second)] == [1, 2]
+
+
+def test_codes_are_shared_where_vectors_are_few():
+    assert shares_of(programs=128, tiles=2048) == 2  # 16,384 vectors, 262,144 codes
+    assert shares_of(programs=4096, tiles=2048) == shares_of(programs=1, tiles=15) == 1
+    assert shares_of(programs=1, tiles=40) == 5
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 18])
+@pytest.mark.parametrize("d", [3, 300])
+def test_shared_codes_give_what_all_together_give(monkeypatch, shares, d):
+    monkeypatch.setattr("topovq.ops.triton_search.shares_of", lambda programs, tiles: shares)
+    codes, x = noise(2200, d, seed=1), noise(7, d)
+    codes[2100], x[0] = codes[5], codes[5]  # a tie: the first wins, whatever share it is in
+    codes[50], x[1] = codes[1900], codes[1900]
+    x[2, 0], x[3, 0] = NAN, INF
+    keep = torch.tensor([True] * 6 + [False])
+    expected = torch.cdist(x.double(), codes.double()).argmin(1)
+    valid, skipped = torch.empty(7, dtype=torch.int8, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    moved = x.to(DEVICE), codes.to(DEVICE)
+    index = nearest_triton(*moved, "euclidean", "exact", keep.to(DEVICE), valid, skipped).cpu()
+    assert index[[0, 1, 4, 5, 6]].tolist() == [5, 50, *expected[4:].tolist()]
+    assert ((index >= 0) & (index < 2200)).all()
+    assert valid.tolist() == [1, 1, 0, 0, 1, 1, 0]
+    assert skipped.item() == 2
+
+
+def test_nearest_far_from_the_origin():
+    assert_as_good_as_plain(noise(40, 9) + 1e4, noise(70, 9, seed=1) + 1e4)
+
+
+def test_nearest_of_nothing():
+    index = kernel_nearest(torch.zeros(0, 5), noise(7, 5))
+    assert index.shape == (0,)
+    assert index.dtype == torch.int64
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 4), (30, 4), (64, 3), (100, 20)])
+def test_nearest_takes_the_first_of_codes_that_are_the_same(k, d):
+    # Copies in the same tile and in other tiles.
+    x, codes = noise(50, d), noise(k, d, seed=1)
+    index = kernel_nearest(x, codes.repeat(3, 1))
+    assert (index < k).all()
+    assert torch.equal(index, nearest(x, codes))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_nearest_gives_odd_vectors_a_valid_index_and_disturbs_no_other(metric):
+    x, codes = noise(12, 3), noise(70, 3, seed=1)
+    expected = kernel_nearest(x, codes, metric)
+    x[1] = NAN
+    x[3, 0] = NAN
+    x[5] = INF
+    x[7, 2] = -INF
+    x[9] = torch.tensor([INF, -INF, NAN])
+    index = kernel_nearest(x, codes, metric)
+    assert ((index >= 0) & (index < 70)).all()
+    assert torch.equal(index[::2], expected[::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1.0, 300.0), (1e-4, 0.0), (1e4, 0.0)])
+@pytest.mark.parametrize("d", [9, 300])
+def test_nearest_takes_half_precision(dtype, scale, offset, d):
+    """Its products are other ones, and as exact."""
+    x, codes = (noise(40, d) * scale + offset).to(dtype), noise(70, d, seed=1) * scale + offset
+    expected = torch.cdist(x.double(), codes.double()).argmin(1)
+    assert torch.equal(kernel_nearest(x, codes), expected)
+    x, codes = x - offset, codes - offset
+    for metric in METRICS[1:]:
+        assert torch.equal(kernel_nearest(x, codes, metric), kernel_nearest(x.float(), codes, metric))
+
+
+def test_nearest_takes_any_layout():
+    x, codes = noise(40, 9), noise(70, 9, seed=1)
+    expected = kernel_nearest(x, codes)
+    for vectors in (x.T.contiguous().T, x.repeat_interleave(2, 0)[::2], torch.stack([x, x], 2)[..., 0]):
+        assert torch.equal(kernel_nearest(vectors, codes), expected)
+    assert torch.equal(kernel_nearest(x, codes.T.contiguous().T), expected)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_fast_search_is_right_to_eleven_bits(metric):
+    x, codes = noise(100, 20), noise(130, 20, seed=1)
+    index = kernel_nearest(x, codes, metric, "fast")
+    assert excess(index, x, codes, metric).max() < 2**-8
+    assert (index == nearest(x, codes, metric)).float().mean() > 0.95

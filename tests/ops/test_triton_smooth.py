@@ -1,0 +1,106 @@
+"""Width and strength at a step, and the Gaussian over a grid, one axis at a time, as kernels."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+import triton
+import triton.language as tl
+from kernels import DEVICE, GRIDS, noise
+
+from topovq.grid import Grid
+from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops.kernel import CUTOFF, Kernel
+from topovq.ops.smooth import smooth, smooth_reference
+from topovq.ops.triton_course import course_table, width_and_strength
+from topovq.ops.triton_smooth import LARGE, SMALL, smooth_triton, tile
+
+# NumPy, which the interpreter computes with, warns where a kernel meets NaN or fills a tile up with zeros.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero encountered")
+
+
+def kernel_smooth(
+    sums: torch.Tensor, counts: torch.Tensor, grid: Grid, width: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    at = torch.tensor(width, dtype=torch.float64, device=DEVICE)
+    sums, counts = smooth_triton(sums.to(DEVICE), counts.to(DEVICE), grid, None, at)
+    return sums.cpu(), counts.cpu()
+
+
+@triton.jit
+def _course_kernel(step_ptr, course_ptr, out_ptr, KIND: tl.constexpr, SCHEDULE: tl.constexpr):
+    width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+    tl.store(out_ptr, width)
+    tl.store(out_ptr + 1, strength)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule.harmonic(0.1),
+        Schedule.harmonic(0),
+        Schedule.linear(3.7, 0, 11),
+        Schedule.exponential(32, 0.3, 15_000),
+        Schedule.exponential(2, 2, 5),
+    ],
+    ids=lambda schedule: f"{schedule.kind}-{schedule.tau}-{schedule.start}",
+)
+@pytest.mark.parametrize("kind", ["hard", "gaussian", "exponential"])
+def test_width_and_strength_are_those_of_the_schedule_in_float64(kind, schedule):
+    neighborhood = Neighborhood(kind, Grid((4, 5)), schedule=schedule)
+    for t in (0, 1, 7, 11, 12, 14_999, 10**6, 2**40):
+        step = torch.tensor(t)
+        out = torch.empty(2, dtype=torch.float64, device=DEVICE)
+        course = neighborhood.course
+        table = course_table(course, out.device)
+        _course_kernel[(1,)](step.to(DEVICE), table, out, KIND=course.kind, SCHEDULE=course.schedule)
+        expected = [neighborhood.width(step).item(), neighborhood.strength(step).item()]
+        assert out.tolist() == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("width", [0.05, 0.3, 1.0, 2.7, 100.0])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_smooth(grid, width):
+    sums, counts = noise(grid.size, 33 if grid.size < 100 else 1), (torch.arange(grid.size) % 4 % 3).float()
+    at = Kernel("gaussian", *torch.tensor([width, 1.0], dtype=torch.float64), widest=width)
+    exact = smooth_reference(sums.double(), counts.double(), grid, at)
+    for got, plain, true in zip(kernel_smooth(sums, counts, grid, width), smooth(sums, counts, grid, at), exact):
+        assert got.dtype == torch.float32
+        error, plain_error = (each.double().sub(true).abs().max() for each in (got, plain))
+        assert error <= 2 * plain_error + 5e-7 * true.abs().max()
+
+
+@pytest.mark.parametrize("grid", [Grid((130, 3), wrap=True), Grid((2, 70))], ids=str)
+def test_smooth_with_large_tiles(monkeypatch, grid):
+    # Full tiles of 64 places and one that is not.
+    monkeypatch.setattr("topovq.ops.triton_smooth.PROGRAMS", 0)
+    assert tile(max(grid.shape), 3, 2) == LARGE
+    sums, counts = noise(grid.size, 5), noise(grid.size).abs()
+    for width in (0.3, 4.0, 200.0):
+        at = Kernel("gaussian", *torch.tensor([width, 1.0], dtype=torch.float64), widest=width)
+        exact = smooth_reference(sums.double(), counts.double(), grid, at)
+        for got, true in zip(kernel_smooth(sums, counts, grid, width), exact):
+            assert got.double().sub(true).abs().max() <= 1e-6 * true.abs().max()
+
+
+def test_tiles_fill_a_device():
+    # 512 codes of 64 dimensions: 64 programs along each axis; 262,144: large tiles.
+    assert tile(16, 32 * 64, 1) == tile(32, 64, 16) == SMALL
+    assert tile(512, 512 * 64, 1) == tile(512, 64, 512) == LARGE
+    assert tile(8, 2**20, 1) == SMALL  # a tile of 64 places would be empty but for 8
+
+
+def test_smooth_cuts_off_where_weights_are_none():
+    # Width 2: exp(-r^2 / 4) is 1.6e-9 at a distance of 9 and 1.4e-11 at 10.
+    counts = torch.zeros(40)
+    counts[20] = 1
+    sums, smoothed = kernel_smooth(counts[:, None], counts, Grid(40), 2.0)
+    expected = torch.exp(-((torch.arange(40.0) - 20) ** 2) / 4)
+    assert smoothed[11].item() == pytest.approx(math.exp(-81 / 4), rel=1e-5)
+    assert math.exp(-100 / 4) < CUTOFF < math.exp(-81 / 4)
+    assert smoothed[10].item() == smoothed[30].item() == 0
+    torch.testing.assert_close(smoothed[11:30], expected[11:30], rtol=1e-5, atol=0)
+    assert torch.equal(sums[:, 0], smoothed)

@@ -1,0 +1,152 @@
+"""The update as kernels: smoothing and the mini-batch rule in one pass."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+from kernels import DEVICE, GRIDS, noise
+
+from topovq.grid import Grid
+from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops.kernel import Course
+from topovq.ops.smooth import method, smooth_reference
+from topovq.ops.triton_dense import dense_triton
+from topovq.ops.triton_update import update_triton
+from topovq.ops.update import update
+
+# NumPy, which the interpreter computes with, warns where a kernel meets NaN or fills a tile up with zeros.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero encountered")
+
+
+def kernel_update(state: list[torch.Tensor], grid: Grid, course: Course, **rule: float | bool) -> None:
+    """Change (codes, sums, counts, hits, step, frozen) by the sums and counts of a batch that follow them."""
+    moved = [part.to(DEVICE) for part in state]
+    update_triton(*moved, grid, course, **rule)
+    for part, new in zip(state[:6], moved):
+        part.copy_(new)
+
+
+RULE = {"decay": 0.75, "eps": 1e-5, "update_empty": True, "carried": True, "cosine": False}
+
+
+def book_state(size: int, d: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """codes, sums, counts, hits, step, frozen, and the sums and counts of a batch that chose half of the codes."""
+    codes, sums, batch_sums = (noise(size, d, seed=seed).to(dtype) for seed in range(3))
+    counts, hits = noise(size, seed=3).abs().to(dtype) + 0.1, noise(size, seed=4).abs().to(dtype)
+    batch_counts = (torch.arange(size) % 4 % 3).to(dtype)
+    batch_sums = batch_sums * batch_counts[:, None]
+    return [codes, sums, counts, hits, torch.tensor(7), torch.arange(size) % 5 == 4, batch_sums, batch_counts]
+
+
+def assert_update_as_good_as_plain(grid: Grid, course: Course, d: int = 4, **changes: float | bool) -> None:
+    rule = {**RULE, **changes}
+    kernel_state, plain, exact = (
+        book_state(grid.size, d),
+        book_state(grid.size, d),
+        book_state(grid.size, d, torch.float64),
+    )
+    kernel_update(kernel_state, grid, course, **rule)
+    update(*plain, grid, course, **rule)
+    update(*exact, grid, course, **rule)
+    for name, got, near, truth in zip(
+        ("codes", "sums", "counts", "hits", "step", "frozen"), kernel_state, plain, exact
+    ):
+        assert got.dtype == near.dtype
+        error, plain_error = ((each.double() - truth.double()).abs().amax() for each in (got, near))
+        assert error <= 2 * plain_error + 1e-6 * truth.double().abs().amax(), name
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid(1),
+        Grid(5),
+        Grid(2, wrap=True),
+        Grid(40, wrap=True),
+        Grid((4, 9)),
+        Grid((2, 5), wrap=True),
+        Grid((5, 4), wrap=(False, True)),
+        Grid((3, 4, 5)),
+        Grid((3, 2, 4), wrap=(True, True, False)),
+        Grid((5, 4), topology="hexagonal"),
+        Grid((6, 5), topology="hexagonal", wrap=True),
+        Grid((2, 2), topology="hexagonal", wrap=True),
+        Grid((5, 4), topology="hexagonal", wrap=(False, True)),
+        Grid((33, 32)),  # more codes than one program counts
+    ],
+    ids=str,
+)
+def test_update_with_a_window(grid):
+    course = Neighborhood("hard", grid).course
+    assert method(grid, course) == "box"
+    assert_update_as_good_as_plain(grid, course)
+    assert_update_as_good_as_plain(grid, Neighborhood("hard", grid, schedule=Schedule.linear(2.3, 1, 10)).course)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule.harmonic(0.1), Schedule.linear(3, 0.2, 10), Schedule.exponential(9, 0.3, 8)], ids=str
+)
+@pytest.mark.parametrize("grid", [Grid(1), Grid(19), Grid((7, 18), wrap=(True, False)), Grid((3, 4, 5))], ids=str)
+def test_update_with_a_gaussian(grid, schedule):
+    for update_empty in (True, False):
+        course = Neighborhood("gaussian", grid, schedule=schedule).course
+        assert_update_as_good_as_plain(grid, course, update_empty=update_empty)
+
+
+@pytest.mark.parametrize("kind", ["none", "gaussian", "exponential"])
+def test_update_with_statistics_that_are_smoothed_before(kind):
+    grid = Grid((4, 9))
+    for update_empty in (True, False):  # without a neighborhood half of the codes receive nothing
+        assert_update_as_good_as_plain(grid, Neighborhood(kind, grid).course, update_empty=update_empty)
+
+
+@pytest.mark.parametrize("kind", ["hard", "gaussian", "exponential"])
+@pytest.mark.parametrize(
+    "grid",
+    [*GRIDS, Grid((5, 7), topology="hexagonal"), Grid((6, 4), topology="hexagonal", wrap=True)],
+    ids=str,
+)
+def test_any_neighborhood_over_a_small_grid(grid, kind):
+    sums, counts = noise(grid.size, 33 if grid.size < 100 else 1), (torch.arange(grid.size) % 4 % 3).float()
+    for schedule, t in ((Schedule.harmonic(0.1), 0), (Schedule.harmonic(0.1), 30), (Schedule.linear(3.5, 0.2, 10), 4)):
+        course = Neighborhood(kind, grid, schedule=schedule).course
+        step = torch.tensor(t)
+        exact = smooth_reference(sums.double(), counts.double(), grid, course.at(step))
+        moved = [part.to(DEVICE) for part in (sums, counts)]
+        for got, true in zip(dense_triton(*moved, grid, course, step.to(DEVICE)), exact):
+            assert got.dtype == torch.float32
+            assert got.cpu().double().sub(true).abs().max() <= 1e-6 * true.abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("d", [1, 3, 64, 100])
+@pytest.mark.parametrize("update_empty", [True, False])
+@pytest.mark.parametrize("carried", [True, False])
+@pytest.mark.parametrize("cosine", [True, False])
+def test_update_in_every_form_of_the_rule(d, update_empty, carried, cosine):
+    grid = Grid((3, 5))
+    course = Neighborhood("hard", grid).course
+    assert_update_as_good_as_plain(grid, course, d, update_empty=update_empty, carried=carried, cosine=cosine)
+
+
+def test_update_by_hand():
+    # Codes 0, 2, 6 on a line, hard at t = 10, decay = 0.75, no smoothing of counts: test_codebook.py works it out.
+    codes, counts, hits, step = torch.tensor([[0.0], [2.0], [6.0]]), torch.ones(3), torch.zeros(3), torch.tensor(10)
+    book = [codes, codes.clone(), counts, hits, step, torch.zeros(3, dtype=torch.bool)]
+    batch = [torch.tensor([[-1.0], [4.0], [8.0]]), torch.tensor([1.0, 2.0, 1.0])]
+    course = Neighborhood("hard", Grid(3)).course
+    kernel_update(book + batch, Grid(3), course, **{**RULE, "update_empty": False})
+    torch.testing.assert_close(codes, torch.tensor([[0.2], [2.25], [5.6]]))
+    assert counts.tolist() == [1.25, 1.5, 1.25]
+    assert hits.tolist() == [0.25, 0.5, 0.25]
+    assert step.item() == 11
+
+
+def test_update_from_nothing_changes_nothing():
+    grid = Grid((3, 5))
+    state, before = book_state(15, 4), book_state(15, 4)
+    for tensor in state[6:]:
+        tensor.zero_()
+    kernel_update(state, grid, Neighborhood("hard", grid).course, **RULE)
+    for got, was in zip(state[:6], before):
+        assert torch.equal(got, was)
