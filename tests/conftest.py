@@ -1,6 +1,7 @@
 """What every test rests on: one thread, repeatable examples, Triton's interpreter where there is no GPU, and gauges."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,10 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background jobs: what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels read it when they are defined: none is imported yet
 hypothesis.settings.register_profile("topovq", deadline=None, derandomize=True, max_examples=50)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from topovq.models import MODELS, QUANTIZERS, VQVAE, VQVAE2, Output, as_levels, load_pretrained
-from topovq.models.blocks import Residual
+from topovq.models.blocks import Residual, dense_gradient
 
 SMALL = {"image_size": 16, "hidden": 16, "residual_hidden": 8, "codebook_size": 16, "code_dim": 8}
 
@@ -71,6 +71,36 @@ def test_sizes_are_free(model: VQVAE | VQVAE2, shapes: list[tuple[int, int]]) ->
     output = model.eval()(x)
     assert output.reconstruction.shape == x.shape
     assert model.decode(model.encode(x)).shape == x.shape
+
+
+def test_the_lower_level_is_the_convolution_of_joined_maps() -> None:
+    """Which is done in two parts: the image's before the codes above are known, then theirs."""
+    torch.manual_seed(0)
+    model = VQVAE2(**SMALL, strides=(2, 2, 2)).double()
+    x, above = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.randn(2, 8, 4, 4, dtype=torch.float64)
+    bottom = model.encoders[0](x)
+    middle = model.encoders[1](bottom)
+    _, feature, _ = model.features(x)
+    whole = model.to_codes[1](torch.cat([model.condition[1](above[..., :2, :2]), middle], 1))
+    torch.testing.assert_close(model.descend(1, feature, above[..., :2, :2]), whole)
+    feature = model.features(x)[2]
+    whole = model.to_codes[0](torch.cat([model.condition[0](above), bottom], 1))
+    torch.testing.assert_close(model.descend(2, feature, above), whole)
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+def test_a_slice_of_a_gradient_is_made_dense(last: bool) -> None:
+    layout = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=layout).requires_grad_()
+    seen = []
+    y = x * 1
+    y.register_hook(seen.append)
+    weights = torch.randn(2, 7, 4, 5).contiguous(memory_format=layout)
+    (torch.cat([dense_gradient(y), torch.zeros(2, 4, 4, 5)], 1) * weights).sum().backward()
+    (grad,) = seen
+    assert grad.is_contiguous(memory_format=layout)
+    assert torch.equal(grad, weights[:, :3])
+    assert dense_gradient(x.detach()).data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("kind", QUANTIZERS)

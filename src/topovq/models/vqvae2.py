@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topovq.models.base import Tokenizer
-from topovq.models.blocks import Decoder, Encoder, upsample
+from topovq.models.blocks import Decoder, Encoder, dense_gradient, upsample
 
 
 class VQVAE2(Tokenizer):
@@ -85,5 +85,5 @@ class VQVAE2(Tokenizer):
 
     def reconstruct(self, quantized: Sequence[Tensor]) -> Tensor:
         *above, bottom = quantized
-        raised = [up(q) for up, q in zip(reversed(list(self.upsample)), above)]
+        raised = [dense_gradient(up(q)) for up, q in zip(reversed(list(self.upsample)), above)]
         return self.decoder(torch.cat([*raised, bottom], 1))
