@@ -94,22 +94,23 @@ def _smooth_tile(
 @triton.jit
 def _axis_kernel(
     sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
-    n, sums_programs, sums_columns, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+    n, counts_programs, sums_columns, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
     WRAP: tl.constexpr, NEAR: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
     program = tl.program_id(0)
-    if program < sums_programs:
+    if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
         _smooth_tile(
-            sums_ptr, out_sums_ptr, width, program, n, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
+            counts_ptr, out_counts_ptr, width, program, n,
+            counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
             WRAP, NEAR, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
     else:
         _smooth_tile(
-            counts_ptr, out_counts_ptr, width, program - sums_programs, n,
-            counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+            sums_ptr, out_sums_ptr, width, program - counts_programs, n,
+            sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
             WRAP, NEAR, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
 
@@ -138,7 +139,7 @@ def smooth_triton(
         with on_device(sums_KD):
             _axis_kernel[(sums_programs + counts_programs,)](
                 sums_KD, counts_K, out_KD, out_K, step, table,
-                n, sums_programs, after * d, columns, *strides, KIND=course.kind, SCHEDULE=course.schedule,
+                n, counts_programs, after * d, columns, *strides, KIND=course.kind, SCHEDULE=course.schedule,
                 WRAP=wraps, NEAR=NEAR, PRECISION=tiles.precision,
                 BLOCK_I=tiles.block_i, BLOCK_C=tiles.block_c, BLOCK_J=tiles.block_j, num_warps=tiles.warps,
             )  # fmt: skip
