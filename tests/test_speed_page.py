@@ -53,6 +53,24 @@ def test_no_figure_is_typed_by_hand():
     assert re.findall(r"\d[\d.,]*\s*(?:ms|MiB|GiB|GB|%|x faster|times)\b", prose) == []
 
 
+def test_the_readme_has_the_same_figures(results):
+    said = (ROOT / "README.md").read_text()
+    steps = [
+        (results.ours("exact+graph", "hard", FIRST), results.ours("exact", "hard", FIRST, column="peak_mib"), 2),
+        (results.ours("exact", "hard", FIRST), results.ours("exact", "hard", FIRST, column="peak_mib"), 1),
+        *((results.peer(name, FIRST), results.peer(name, FIRST, "peak_mib"), 1) for name in tables.PEERS),
+    ]
+    table = said[said.index("| N = 524,288 vectors") :].splitlines()[2:]
+    for line, (ms, mib, digits) in zip(table, steps, strict=False):
+        _, _, time, memory, _ = (part.strip(" *") for part in line.split("|"))
+        assert (time, memory) == (f"{ms:.{digits}f}", f"{mib:,.1f} MiB" if mib < 1 else f"{mib:,.0f} MiB"), line
+    at = {row["case"]: row for row in results.training if row["quantizer"] == "kohonen hard" and "graph" in row["way"]}
+    small, large = at["vqvae 32x32, batch 256"], at["vqvae2 256x256, batch 128"]
+    said = " ".join(said.split())
+    assert f"batch 256, {float(small['ms']):.2f} ms; its 256x256 VQ-VAE-2" in said
+    assert f"batch 128, {float(large['ms']):.1f} ms and {float(large['peak_mib']) / 1024:.1f} GiB." in said
+
+
 def test_a_page_without_a_block_is_refused(results):
     page = PAGE.read_text().replace("begin cpu", "begin gpu").replace("end cpu", "end gpu")
     with pytest.raises(ValueError, match="gpu"):
