@@ -43,16 +43,17 @@ def build(kernel, constants, options=None, **types):
 def course(kind, schedule):
     return {"KIND": kind, "SCHEDULE": schedule}
 
-names = ("BLOCK_I", "BLOCK_C", "BLOCK_J")
-tiles = [{**dict(zip(names, tile)), "PRECISION": tile.precision} for tile in (triton_smooth.SMALL, triton_smooth.LARGE)]
 for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", False), ("given", True)):
-    for tile in tiles:
+    for tile in (triton_smooth.SMALL, triton_smooth.LARGE):
         step = "*fp64" if schedule == "given" else "*i64"
         # Numbers that are 1 are compiled in: the strides and columns of a line of codes of one dimension.
         line = {"sums_columns": 1, "counts_columns": 1, "counts_place_stride": 1}
         ones = line if wrap else {"counts_column_stride": 1}
-        how = {**course("gaussian", schedule), "WRAP": wrap, "NEAR": triton_smooth.NEAR}
-        build(triton_smooth._axis_kernel, {**how, **tile, **ones}, step_ptr=step)
+        how = {**course("gaussian", schedule), "WRAP": wrap, "WIDE": triton_smooth.WIDE, "PRECISION": tile.precision}
+        how |= {"BLOCK_C": tile.block_c, "BLOCK_J": tile.block_j, **ones}
+        build(triton_smooth._points_kernel, {**how, "BLOCK_U": tile.block_u}, step_ptr=step)
+        how |= {"NEAR": triton_smooth.NEAR, "POINTS": tile is triton_smooth.LARGE}
+        build(triton_smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False)
 ):

@@ -13,6 +13,7 @@ from kernels import DEVICE, GRIDS, noise
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops import triton_smooth as module
 from topovq.ops.kernel import CUTOFF, Kernel
 from topovq.ops.smooth import smooth, smooth_reference
 from topovq.ops.triton_course import course_table, width_and_strength
@@ -84,6 +85,53 @@ def test_smooth_with_large_tiles(monkeypatch, grid):
         exact = smooth_reference(sums.double(), counts.double(), grid, at)
         for got, true in zip(kernel_smooth(sums, counts, grid, width), exact):
             assert got.double().sub(true).abs().max() <= 1e-6 * true.abs().max()
+
+
+WIDE_GRIDS = [Grid(130), Grid(129, wrap=True), Grid(64), Grid((70, 3), wrap=True), Grid((2, 65)), Grid((200, 2))]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small tiles", "large tiles"])
+@pytest.mark.parametrize("width", [module.WIDE, 9.3, 12.5, 40.0, 300.0])
+@pytest.mark.parametrize("grid", WIDE_GRIDS, ids=str)
+def test_wide_gaussians_over_points(monkeypatch, grid, width, large):
+    """The way over points against the sum over places, in float64: every weight to float32."""
+    monkeypatch.setattr(module, "PROGRAMS", 0 if large else 10**9)
+    sums, counts = noise(grid.size, 5), noise(grid.size).abs()
+    at = Kernel("gaussian", *torch.tensor([width, 1.0], dtype=torch.float64), widest=width)
+    exact = smooth_reference(sums.double(), counts.double(), grid, at)
+    for got, true in zip(kernel_smooth(sums, counts, grid, width), exact):
+        assert got.double().sub(true).abs().max() <= 1e-6 * counts.sum()
+    # One code chosen: single weights, down to small ones
+    counts = torch.zeros(grid.size)
+    counts[grid.size // 3] = 1
+    _, got = kernel_smooth(counts[:, None], counts, grid, width)
+    true = smooth_reference(counts.double()[:, None], counts.double(), grid, at)[1]
+    assert ((got.double() - true).abs() / true)[true > 1e-6].max() < 5e-6
+    assert (got.double() - true).abs().max() < 1e-6
+
+
+def test_the_way_over_points_is_taken(monkeypatch):
+    taken = []
+    original = module._points_kernel
+
+    class Watched:
+        def __getitem__(self, programs):
+            taken.append(programs)
+            return original[programs]
+
+    monkeypatch.setattr(module, "_points_kernel", Watched())
+    counts = torch.ones(64 * 3)
+    kernel_smooth(counts[:, None], counts, Grid((64, 3)), 9.0)
+    kernel_smooth(counts[:, None], counts, Grid((3, 64)), 9.0)
+    assert len(taken) == 2  # once each: along the axis that is long enough
+
+
+@pytest.mark.parametrize("n", [64, 512, 4096, 2**20])
+def test_points_fit_where_they_are_kept(n):
+    # width / RATIO apart, over the axis and half a reach beyond each end
+    reach = math.sqrt(-math.log(CUTOFF))
+    for width in (module.WIDE, 1.01 * module.WIDE, 100.0):
+        assert (n - 1 + reach * width) / (width / 2.75) + 1 <= module.most_points(n) <= n
 
 
 def test_tiles_fill_a_device():

@@ -1,10 +1,14 @@
-"""The Gaussian neighborhood on CUDA: one launch per axis of a rectangular grid, sums and counts in the same launch.
+"""The Gaussian neighborhood on CUDA: one or two launches per axis of a rectangular grid, sums and counts together.
 
 Legend: an axis of n places. Sums and counts are [batches, n, columns] seen along it: out_i = sum_j w_|i-j| x_j, with
-w_r = exp(-r^2 / width^2). A program has BLOCK_I places times BLOCK_C columns and multiplies matrices of weights, which
-exist in registers alone, with the places within reach, BLOCK_J at a time: its work falls with the width. Where few are
-within reach it adds them up one by one: then it takes no longer than to read and write them.
-Float32 throughout; a weight below CUTOFF is none, so places beyond it receive exactly 0.
+w_r = exp(-r^2 / width^2). A program has a tile of places times columns and multiplies matrices of weights, which exist
+in registers alone, with the places within reach, BLOCK_J at a time. How many those are depends on the width:
+    narrow  few places are within reach: they are added up one by one, in the time it takes to read and write them
+    wide    the values first go to points a good part of the width apart, and from there to the places. A Gaussian is
+            two narrower ones after each other: sum_u exp(-(i-u)^2/a^2) exp(-(u-j)^2/a^2) is a constant times
+            exp(-(i-j)^2/width^2), for a = width / sqrt(2), with a relative error of 2 exp(-(pi RATIO / 2)^2) where the
+            points u are width / RATIO apart. So the work does not grow with the width.
+Float32 throughout; weights below CUTOFF are none (on the wide way, some far below it are).
 """
 
 from __future__ import annotations
@@ -24,94 +28,209 @@ from topovq.ops.triton_stats import cdiv, on_device
 
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
 NEAR = 6  # places on either side, up to which they are added up one by one
+WIDE = 8.0  # the width from which on there are points between
+LEAST_PLACES = 64  # of an axis that is long enough for that
+RATIO = tl.constexpr(2.75)  # points within a width: the error is 2e-8
+POINT_REACH = tl.constexpr(3.6)  # in widths: what points farther away would add is 1e-6 of a weight of 1e-6
 
 
 class Tile(NamedTuple):
     block_i: int
     block_c: int
     block_j: int
+    block_u: int
+    """Points at a time, where there are any."""
     warps: int = 4
     precision: str = "tf32x3"
     """Of the products: the error of float32."""
 
 
-SMALL, LARGE = Tile(16, 32, 16), Tile(64, 64, 32)
+SMALL, LARGE = Tile(16, 32, 16, 16), Tile(64, 64, 32, 16)
 PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, processors of the device would idle
 
 
 @triton.jit
-def _smooth_tile(
-    in_ptr, out_ptr, width, program, n, columns, batch_stride, place_stride, column_stride,
-    WRAP: tl.constexpr, NEAR: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
-    """One tile of out = W x. Programs that read the same places follow each other: what one read is still in cache."""
+def _points(width, n, WRAP: tl.constexpr, WIDE: tl.constexpr):
+    """Whether the way over points is taken, and the first of them, their distance and their number, in places."""
+    first = tl.full((), 0.0, tl.float64)
+    if WRAP:
+        number = (n * RATIO / width).to(tl.int32) + 1
+        step = n / number.to(tl.float64)
+        wide = (width >= WIDE) & (2 * REACH * width <= n - 1)
+    else:  # beyond both ends: a point halfway between two places counts, and those around it
+        first -= 0.5 * REACH * width
+        span = n - 1 - 2 * first
+        number = (span * RATIO / width).to(tl.int32) + 2
+        step = span / (number - 1).to(tl.float64)
+        wide = width >= WIDE
+    return wide, first, step, number
+
+
+@triton.jit
+def _tile_of(program, places, columns, batch_stride, column_stride, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The first place of a program's tile, its columns, and where its batch and its columns begin.
+
+    Programs that read the same places follow each other: what one read is still in cache.
+    """
     column_tiles = tl.cdiv(columns, BLOCK_C)
-    place_tiles = tl.cdiv(n, BLOCK_I)
-    first = program % place_tiles * BLOCK_I
+    place_tiles = tl.cdiv(places, BLOCK_I)
     column = (program // place_tiles) % column_tiles * BLOCK_C + tl.arange(0, BLOCK_C)
     base = (program // place_tiles // column_tiles).to(tl.int64) * batch_stride
+    return program % place_tiles * BLOCK_I, column, base, column.to(tl.int64) * column_stride
+
+
+@triton.jit
+def _near_sum(
+    in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride,
+    WRAP: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
     place = first + tl.arange(0, BLOCK_I)
-    along = column.to(tl.int64) * column_stride
-    reach = tl.minimum(width * REACH, n.to(tl.float64)).to(tl.int32)
+    total = tl.zeros([BLOCK_I, BLOCK_C], tl.float32)
+    for shift in range(-back, ahead + 1):
+        other = place + shift
+        apart = other - place
+        weights = tl.exp(-(apart * apart).to(tl.float32) * scale)
+        if WRAP:
+            other = (other + n) % n
+        on = ((other >= 0) & (other < n))[:, None] & (column < columns)[None, :]
+        there = base + other.to(tl.int64)[:, None] * place_stride + along[None, :]
+        total += weights[:, None] * tl.load(in_ptr + there, on, 0.0)
+    return total
+
+
+@triton.jit
+def _weighted_sum(
+    in_ptr, first, column, base, along, sources, gap, step_out, step_in, back, ahead, scale, columns, place_stride,
+    WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """sum_j exp(-scale apart_ij^2) x_j over sources j with -back <= apart_ij <= ahead, where
+    apart_ij = gap + step_in j - step_out i; in float64 but for what is left within a tile."""
+    reached = step_out * first - gap - back
+    begin = tl.floor(reached / step_in).to(tl.int32)
+    end = tl.floor((reached + back + ahead + step_out * (BLOCK_I - 1)) / step_in).to(tl.int32) + 1
+    if not WRAP:
+        begin, end = tl.maximum(begin, 0), tl.minimum(end, sources)
+    row, other = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_J)
+    ahead_of = step_in.to(tl.float32) * other.to(tl.float32)
+    within = ahead_of[None, :] - (step_out.to(tl.float32) * row.to(tl.float32))[:, None]
+    total = tl.zeros([BLOCK_I, BLOCK_C], tl.float32)
+    for start in range(begin, end, BLOCK_J):
+        apart = (gap + step_in * start - step_out * first).to(tl.float32) + within
+        near = (apart >= -back.to(tl.float32)) & (apart <= ahead.to(tl.float32))
+        weights = tl.where(near, tl.exp(-apart * apart * scale), 0.0)
+        source = start + other
+        on = (source < end)[:, None] & (column < columns)[None, :]
+        if WRAP:
+            source = (source + sources) % sources
+        there = base + source.to(tl.int64)[:, None] * place_stride + along[None, :]
+        total += tl.dot(weights, tl.load(in_ptr + there, on, 0.0), input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _to_points(
+    in_ptr, out_ptr, width, start, step, number, program, n, most, columns, batch_stride, place_stride, column_stride,
+    WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    first, column, base, along = _tile_of(program, most, columns, batch_stride, column_stride, BLOCK_U, BLOCK_C)
+    if first < number:
+        reach = POINT_REACH * width
+        total = _weighted_sum(
+            in_ptr, first, column, base, along, n, -start, step, tl.full((), 1.0, tl.float64), reach, reach,
+            (2.0 / (width * width)).to(tl.float32), columns, place_stride, WRAP, PRECISION, BLOCK_U, BLOCK_C, BLOCK_J,
+        )  # fmt: skip
+        point = first + tl.arange(0, BLOCK_U)
+        here = base + point.to(tl.int64)[:, None] * place_stride + along[None, :]
+        tl.store(out_ptr + here, total, (point < number)[:, None] & (column < columns)[None, :])
+
+
+@triton.jit
+def _points_kernel(
+    sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
+    n, most, counts_programs, sums_columns, counts_columns,
+    counts_batch_stride, counts_place_stride, counts_column_stride,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr, WRAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """From places to points, of which there are `most` at the most; nothing where the width is not wide."""
+    width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+    wide, start, step, number = _points(width, n, WRAP, WIDE)
+    program = tl.program_id(0)
+    if wide:
+        if program < counts_programs:
+            _to_points(
+                counts_ptr, out_counts_ptr, width, start, step, number, program, n, most,
+                counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+                WRAP, PRECISION, BLOCK_U, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
+        else:
+            _to_points(
+                sums_ptr, out_sums_ptr, width, start, step, number, program - counts_programs, n, most,
+                sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
+                WRAP, PRECISION, BLOCK_U, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
+
+
+@triton.jit
+def _smooth_tile(
+    in_ptr, points_ptr, out_ptr, width, program, n, columns, batch_stride, place_stride, column_stride,
+    WRAP: tl.constexpr, NEAR: tl.constexpr, POINTS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """One tile of out = W x."""
+    first, column, base, along = _tile_of(program, n, columns, batch_stride, column_stride, BLOCK_I, BLOCK_C)
     scale = (1.0 / (width * width)).to(tl.float32)
     # How far a place may be on either side: on a ring each one counts once, the short way round.
+    reach = tl.minimum(width * REACH, n.to(tl.float64)).to(tl.int32)
     back, ahead = reach, reach
     if WRAP:
         back, ahead = tl.minimum(reach, (n - 1) // 2), tl.minimum(reach, n // 2)
-    total = tl.zeros([BLOCK_I, BLOCK_C], tl.float32)
     if reach <= NEAR:
-        for shift in range(-back, ahead + 1):
-            other = place + shift
-            apart = other - place
-            weights = tl.exp(-(apart * apart).to(tl.float32) * scale)
-            if WRAP:
-                other = (other + n) % n
-            on = ((other >= 0) & (other < n))[:, None] & (column < columns)[None, :]
-            there = base + other.to(tl.int64)[:, None] * place_stride + along[None, :]
-            total += weights[:, None] * tl.load(in_ptr + there, on, 0.0)
+        total = _near_sum(
+            in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride, WRAP, BLOCK_I, BLOCK_C
+        )
     else:
-        begin = first - back
-        end = tl.minimum(first + BLOCK_I, n) + ahead
-        if not WRAP:
-            begin, end = tl.maximum(begin, 0), tl.minimum(end, n)
-        for start in range(begin, end, BLOCK_J):
-            other = start + tl.arange(0, BLOCK_J)
-            apart = other[None, :] - place[:, None]
-            near = (apart >= -back) & (apart <= ahead)
-            squares = (apart * apart).to(tl.float32)
-            weights = tl.where(near, tl.exp(-squares * scale), 0.0)
-            source = other
-            if WRAP:
-                source = (other + n) % n
-            on = (other < end)[:, None] & (column < columns)[None, :]
-            there = base + source.to(tl.int64)[:, None] * place_stride + along[None, :]
-            total += tl.dot(weights, tl.load(in_ptr + there, on, 0.0), input_precision=PRECISION)
+        one = tl.full((), 1.0, tl.float64)
+        wide, start, step, number = _points(width, n, WRAP, WIDE)
+        if POINTS and wide:
+            far = POINT_REACH * width
+            total = _weighted_sum(
+                points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
+                place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
+            total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
+        else:
+            total = _weighted_sum(
+                in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64), ahead.to(tl.float64),
+                scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
+    place = first + tl.arange(0, BLOCK_I)
     here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
     tl.store(out_ptr + here, total, (place < n)[:, None] & (column < columns)[None, :])
 
 
 @triton.jit
 def _axis_kernel(
-    sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
+    sums_ptr, counts_ptr, points_sums_ptr, points_counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
     n, counts_programs, sums_columns, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
-    WRAP: tl.constexpr, NEAR: tl.constexpr, PRECISION: tl.constexpr,
+    WRAP: tl.constexpr, NEAR: tl.constexpr, POINTS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
+    """From places, or from points where the width is wide, to places."""
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
     program = tl.program_id(0)
     if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
         _smooth_tile(
-            counts_ptr, out_counts_ptr, width, program, n,
+            counts_ptr, points_counts_ptr, out_counts_ptr, width, program, n,
             counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
-            WRAP, NEAR, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            WRAP, NEAR, POINTS, WIDE, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
     else:
         _smooth_tile(
-            sums_ptr, out_sums_ptr, width, program - counts_programs, n,
+            sums_ptr, points_sums_ptr, out_sums_ptr, width, program - counts_programs, n,
             sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
-            WRAP, NEAR, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            WRAP, NEAR, POINTS, WIDE, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
 
 
@@ -122,6 +241,7 @@ def smooth_triton(
 
     Without a course, `step` is the width itself (float64). A single place gets its own tensors back.
     """
+    widest = math.inf if course is None else max(course.start, course.end)
     course = course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1)
     table = course_table(course, sums_KD.device)
     d = sums_KD.shape[1]
@@ -132,19 +252,32 @@ def smooth_triton(
         # Along the last axis the counts of one line are a single column: the lines are the columns then.
         batches, columns, strides = (1, before, (0, 1, n)) if after == 1 else (before, after, (n * after, after, 1))
         tiles = tile(n, after * d, before)
-        places = cdiv(n, tiles.block_i)
-        sums_programs = before * places * cdiv(after * d, tiles.block_c)
-        counts_programs = batches * places * cdiv(columns, tiles.block_c)
-        out_KD, out_K = torch.empty_like(sums_KD), torch.empty_like(counts_K)
+        lines = before * cdiv(after * d, tiles.block_c), batches * cdiv(columns, tiles.block_c)
+        over_points = n >= LEAST_PLACES and widest >= WIDE
+        points = [torch.empty_like(part) for part in (sums_KD, counts_K)] if over_points else [sums_KD, counts_K]
+        out = [torch.empty_like(part) for part in (sums_KD, counts_K)]
+        how = {"KIND": course.kind, "SCHEDULE": course.schedule, "WRAP": wraps, "WIDE": WIDE}
+        how |= {"PRECISION": tiles.precision, "BLOCK_C": tiles.block_c, "BLOCK_J": tiles.block_j}
         with on_device(sums_KD):
+            if over_points:
+                most = most_points(n)
+                sums_programs, counts_programs = (number * cdiv(most, tiles.block_u) for number in lines)
+                _points_kernel[(sums_programs + counts_programs,)](
+                    sums_KD, counts_K, *points, step, table, n, most, counts_programs, after * d, columns, *strides,
+                    BLOCK_U=tiles.block_u, num_warps=tiles.warps, **how,
+                )  # fmt: skip
+            sums_programs, counts_programs = (number * cdiv(n, tiles.block_i) for number in lines)
             _axis_kernel[(sums_programs + counts_programs,)](
-                sums_KD, counts_K, out_KD, out_K, step, table,
-                n, counts_programs, after * d, columns, *strides, KIND=course.kind, SCHEDULE=course.schedule,
-                WRAP=wraps, NEAR=NEAR, PRECISION=tiles.precision,
-                BLOCK_I=tiles.block_i, BLOCK_C=tiles.block_c, BLOCK_J=tiles.block_j, num_warps=tiles.warps,
+                sums_KD, counts_K, *points, *out, step, table, n, counts_programs, after * d, columns, *strides,
+                NEAR=NEAR, POINTS=over_points, BLOCK_I=tiles.block_i, num_warps=tiles.warps, **how,
             )  # fmt: skip
-        sums_KD, counts_K = out_KD, out_K
+        sums_KD, counts_K = out
     return sums_KD, counts_K
+
+
+def most_points(n: int) -> int:
+    """How many points there are at the most, which is where the width is just wide."""
+    return int((n - 1) * RATIO.value / WIDE + REACH.value * RATIO.value) + 2
 
 
 def tile(n: int, columns: int, batches: int) -> Tile:
