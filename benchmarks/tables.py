@@ -442,6 +442,16 @@ def scale(results: Results) -> str:
     text += f" Within that everywhere: {', '.join(within_all)}." if within_all else ""
     for name, where in over.items():
         text += f" Beyond it: {names[name]} at {', '.join(where)}."
+    for moment, said in (("0.25", "Half-way to its narrowest"), ("0.75", "At its narrowest, for the second half,")):
+        shares = {
+            int(row["codebook_size"]): float(row["ms"]) / float(base["ms"]) - 1
+            for row in results.scale
+            for base in results.scale
+            if row["quantizer"] == f"kohonen at {moment}"
+            and (base["quantizer"], base["codebook_size"]) == ("ema", row["codebook_size"])
+        }
+        if shares:
+            text += f" {said} it takes {', '.join(f'{more(share)} at {size:,}' for size, share in shares.items())}."
     return table(head, rows) + "\n" + prose(text)
 
 

@@ -15,7 +15,7 @@ import csv
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from topovq.training.record import environment
 from topovq.training.step import TrainStep, fastest_convolutions, make_optimizer
 
 LOG_EVERY = 100
+WARM = 5  # steps before the clock runs
 PAPER = {"hidden": 128}
 CASES: dict[str, dict[str, Any]] = {
     "vqvae 32x32, batch 256": {"model": "vqvae", "size": 32, "images": 40_053, "resident": True},
@@ -47,6 +48,7 @@ QUANTIZERS: dict[str, dict[str, Any]] = {
 }
 CODEBOOKS = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
 SCALED = ("ema", "kohonen hard", "kohonen")
+MOMENTS = (0.25, 0.75)  # of a training, at which the recommended neighborhood is timed once more: half-way, and narrow
 PEERS = ("vqp", "vqp-rotation", "simvq", "fsq", "lfq")  # of the study `scale`
 STUDIES = ["training", "scale", "at_once"]
 AT_ONCE = (1, 2, 3, 4, 6, 8)
@@ -103,7 +105,7 @@ def start(
     if graph and not can_be_graphed(model):
         raise RuntimeError("its quantizer waits for the device: no graph can hold it")
     step = TrainStep(model, optimizer, feed, world, bf16=bf16, compile=compile, graph=graph)
-    for _ in range(5):
+    for _ in range(WARM):
         step()
     finish(device)
     return step
@@ -115,9 +117,11 @@ def finish(device: torch.device) -> None:
 
 
 def measure(
-    source: Smooth, config: TrainConfig, way: tuple[bool, bool, bool], steps: int, device: torch.device
-) -> dict[str, float]:
-    """Milliseconds a step (median and fastest stretch), images a second, peak memory in MiB, seconds to start."""
+    source: Smooth, config: TrainConfig, way: tuple[bool, bool, bool], steps: int, device: torch.device,
+    moments: Sequence[float] = (),
+) -> list[dict[str, float]]:  # fmt: skip
+    """Milliseconds a step (median and fastest stretch), images a second, peak memory in MiB, seconds to start; first at
+    the beginning of a training, then with the neighborhood as it is at these parts of it."""
     cuda = device.type == "cuda"
     gc.collect()
     if cuda:
@@ -126,6 +130,19 @@ def measure(
     began = time.perf_counter()
     step = start(source, config, way, device)
     started = time.perf_counter() - began
+    figures = timed(step, config, steps, device) | {"start_s": started}
+    later = []
+    for moment in moments:
+        for quantizer in step.model.quantizers:
+            quantizer.codebook_of(0).step.fill_(int(moment * config.steps))
+        later.append(timed(step, config, steps, device) | {"start_s": started})
+    return [figures, *later]
+
+
+def timed(step: TrainStep, config: TrainConfig, steps: int, device: torch.device) -> dict[str, float]:
+    cuda = device.type == "cuda"
+    for _ in range(WARM):
+        step()
     stretches, pending = [], step.read()
     for _ in range(5):
         began = time.perf_counter()
@@ -145,7 +162,6 @@ def measure(
         # From the first step on: a graph's memory is counted while it is captured, not while it is replayed.
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else float("nan"),
         "reserved_mib": torch.cuda.memory_reserved() / 2**20 if cuda else float("nan"),
-        "start_s": started,
         "loss": pending.values()["loss"],
     }
 
@@ -207,7 +223,7 @@ def the_models(arguments: argparse.Namespace, device: torch.device) -> Iterator[
                 ways = [w for w in arguments.ways if w == "eager bf16"]
             for way in ways:
                 config = TrainConfig(model=case["model"], model_options=PAPER, **QUANTIZERS[label])
-                figures = measure(source, config.resolve(device.type), WAYS[way], steps, device)
+                (figures,) = measure(source, config.resolve(device.type), WAYS[way], steps, device)
                 yield {"case": name, "quantizer": label, "way": way, **figures}
 
 
@@ -217,15 +233,20 @@ def the_codebooks(source: Smooth, steps: int, peers: bool, device: torch.device)
         for label in (*SCALED, *PEERS * peers):
             options = QUANTIZERS.get(label, {"quantizer": label})
             config = TrainConfig(model="vqvae", model_options=PAPER, codebook_size=size, **options)
+            moments = MOMENTS if label == "kohonen" else ()
             for way in (GRAPHED, "eager bf16") if label in PEERS else (GRAPHED,):
                 try:
-                    figures = measure(source, config.resolve(device.type), WAYS[way], max(20, steps // 4), device)
+                    found = measure(
+                        source, config.resolve(device.type), WAYS[way], max(20, steps // 4), device, moments
+                    )
                 except (RuntimeError, torch.OutOfMemoryError) as error:
                     if label not in PEERS:
                         raise
                     print(f"{label}, {size:,} codes, {way}: {str(error).splitlines()[0]}", flush=True)
                 else:
-                    yield {"codebook_size": size, "quantizer": label, "way": way, **figures}
+                    for moment, figures in zip((None, *moments), found):
+                        name = label if moment is None else f"{label} at {moment}"
+                        yield {"codebook_size": size, "quantizer": name, "way": way, **figures}
                     break
 
 

@@ -146,6 +146,9 @@ def test_slower_than_ema():
     assert "| 512 | 2.00 | 2.08 | +4.0% | yes | 2.20 | +10.0% | **no** | 100 | 100 | 100 |" in made
     said = "Within that everywhere: `hard`. Beyond it: the recommended one at 512 (+10.0%)."
     assert " ".join(made.split()).endswith(said)
+    rows.append({"codebook_size": "512", "quantizer": "kohonen at 0.75", "ms": "2.02", "peak_mib": "100"})
+    made = tables.scale(only(scale=rows))
+    assert " ".join(made.split()).endswith(said + " At its narrowest, for the second half, it takes +1.0% at 512.")
 
 
 class TestTheProse:
