@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
-import math
 import os
 import platform
 import statistics
@@ -21,17 +20,16 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from topovq import KohonenVQ, Schedule
+from benchmarks.layers_check import check, check_edges, check_updates
+from benchmarks.layers_peers import layers
+from topovq import KohonenVQ
 from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest
-from topovq.ops.quantize import quantize
 
 COLUMNS = (
     *("library", "mode", "neighborhood", "N", "K", "d", "dtype", "what", "median_ms", "peak_mib", "roofline_ms"),
@@ -45,85 +43,8 @@ SHAPES = [
     (16_384, 512, 64),
     (65_536, 1_048_576, 64),
 ]
-EDGES = [
-    (0, 5, 8), (1, 1, 1), (1, 700, 3), (130, 200, 20), (333, 65, 64), (200, 130, 100), (77, 129, 150),
-    (65, 300, 256), (70, 33, 600), (40, 40, 1024),
-]  # fmt: skip
 STEP = "fwd+bwd+update"
 MOST_SECONDS = 2.0  # a layer slower than this per step is timed once
-
-
-class PlainVQ(nn.Module):
-    """EMA-VQ as it is usually written: all N x K distances, then index_add."""
-
-    def __init__(self, d: int, k: int) -> None:
-        super().__init__()
-        self.register_buffer("codes", torch.randn(k, d))
-        self.register_buffer("sums", self.codes.clone())
-        self.register_buffer("counts", torch.ones(k))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.no_grad():
-            distance = x.square().sum(1, keepdim=True) - 2 * x @ self.codes.T + self.codes.square().sum(1)
-            index = distance.argmin(1)
-            q = self.codes[index]
-            sums = torch.zeros_like(self.sums).index_add_(0, index, x)
-            counts = torch.bincount(index, minlength=len(self.counts)).float()
-            self.update(sums, counts)
-        loss = (x - q).square().mean()
-        return x + (q - x).detach(), index, loss
-
-    def update(self, sums: Tensor, counts: Tensor) -> None:
-        self.sums.lerp_(sums, 0.01)
-        self.counts.lerp_(counts, 0.01)
-        total = self.counts.sum()
-        self.counts.copy_((self.counts + 1e-5) / (total + len(self.counts) * 1e-5) * total)
-        self.codes.copy_(self.sums / self.counts[:, None])
-
-
-class OneHotKSOM(PlainVQ):
-    """KSOM as the paper's equations read: the N x K one-hot matrix times the K x K neighborhood matrix."""
-
-    def __init__(self, d: int, k: int) -> None:
-        super().__init__(d, k)
-        vq = KohonenVQ(d, k, neighborhood="hard")
-        self.register_buffer("near", vq.neighborhood.matrix(0).bool())
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.no_grad():
-            distance = x.square().sum(1, keepdim=True) - 2 * x @ self.codes.T + self.codes.square().sum(1)
-            index = distance.argmin(1)
-            q = self.codes[index]
-            weight = torch.where(self.near, 1 / (1 + 0.1 * self.step), 0.0).fill_diagonal_(1.0)
-            spread = nn.functional.one_hot(index, len(self.counts)).float() @ weight
-            self.update(spread.T @ x, spread.sum(0))
-            self.step += 1
-        loss = (x - q).square().mean()
-        return x + (q - x).detach(), index, loss
-
-
-def layers(k: int, d: int) -> dict[tuple[str, str, str], Callable[[], nn.Module]]:
-    """(library, mode, neighborhood) -> a layer."""
-
-    def ours(neighborhood: str, precision: str) -> Callable[[], nn.Module]:
-        return lambda: KohonenVQ(d, k, neighborhood=neighborhood, precision=precision, tau=0.1)
-
-    made = {
-        ("topovq", precision, neighborhood): ours(neighborhood, precision)
-        for precision in ("exact", "fast")
-        for neighborhood in ("none", "hard", "gaussian", "exponential")
-        if precision == "exact" or neighborhood == "hard"
-    }
-    made["plain-torch", "eager", "none"] = lambda: PlainVQ(d, k)
-    made["authors-formulation", "eager", "hard"] = lambda: OneHotKSOM(d, k)
-    try:
-        from vector_quantize_pytorch import VectorQuantize
-    except ImportError as error:
-        print(f"vector-quantize-pytorch is left out: {error}")
-    else:
-        made["vector-quantize-pytorch", "defaults", "none"] = lambda: VectorQuantize(dim=d, codebook_size=k)
-    return made
 
 
 def one_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
@@ -201,119 +122,6 @@ def floor_ms(n: int, k: int, d: int, size: int, exact: bool, bandwidth: float, r
     return max(moved / bandwidth, 2 * n * k * d * (3 if exact else 1) / rate) * 1e3
 
 
-def check(n: int, k: int, d: int) -> None:
-    """Both precisions against float64: the share of other indices, and what those cost in distance."""
-    torch.manual_seed(0)
-    x, codes = torch.randn(n, d, device="cuda"), torch.randn(k, d, device="cuda")
-    rows = torch.randperm(n, device="cuda")[:1024]
-    distance = torch.cat([torch.cdist(x[rows].double(), part.double()) for part in codes.split(65_536)], 1)
-    best = distance.min(1)
-    for precision in ("exact", "fast"):
-        index = nearest(x, codes, precision=precision)[rows]
-        other = index != best.indices
-        extra = (distance.gather(1, index[:, None])[:, 0] / best.values - 1).max()
-        print(f"  {precision}: {other.float().mean():.2%} other indices, at most {extra:.1e} farther", flush=True)
-        limit = 1e-6 if precision == "exact" else 1e-2
-        if not extra <= limit:
-            raise AssertionError(f"{precision} search at N={n}, K={k}, d={d} is off by {extra:.1e} > {limit}")
-
-
-def check_edges(edges: list[tuple[int, int, int]]) -> None:
-    """Sizes that fit no tile, extremes and oddities, on the device, against float64 on the host."""
-    cases = 0
-    for n, k, d in edges:
-        for scale, shift in [(1.0, 0.0), (1e4, 0.0), (1e-4, 0.0), (1.0, 100.0)]:
-            for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                if dtype == torch.float16 and scale > 1:
-                    continue
-                torch.manual_seed(cases)
-                codes = torch.randn(k, d) * scale + shift
-                codes[k // 2 :] = codes[: k - k // 2].clone()  # each code twice: the first must win
-                x = (torch.randn(d, n) * scale + shift).T.to(dtype)  # not contiguous
-                keep = torch.rand(n) > 0.3
-                if n > 2:
-                    x[1, 0], x[2, -1] = float("nan"), float("inf")
-                finite = x.isfinite().all(1)
-                for metric in ("euclidean", "dot", "cosine"):
-                    torch.use_deterministic_algorithms(cases % 2 == 1)
-                    choice = quantize(x.cuda(), codes.cuda(), keep.cuda(), metric, "exact", True)
-                    torch.use_deterministic_algorithms(False)
-                    index = choice.index_N.cpu()
-                    assert bool(((index >= 0) & (index < k)).all()), "an index is not valid"
-                    w = codes.double()
-                    target = torch.nn.functional.normalize(w, dim=1) if metric == "cosine" else w
-                    y = x[finite].double()
-                    score = torch.cdist(y, w) if metric == "euclidean" else -(y @ target.T)
-                    mine, best = score.gather(1, index[finite, None])[:, 0], score.amin(1)
-                    size = (y.norm(dim=1) * target.norm(dim=1).max()).clamp(min=1e-30)
-                    limit = 3e-6 * (size if metric != "euclidean" else (size.sqrt() + best))
-                    assert bool((mine - best <= limit).all()), f"{metric} search at {n, k, d, scale, shift, dtype}"
-                    valid = finite & keep
-                    sums = torch.zeros(k, d, dtype=torch.float64).index_add_(0, index[valid], x[valid].double())
-                    counts = torch.bincount(index[valid], minlength=k).float()
-                    assert torch.equal(choice.counts_K.cpu(), counts)
-                    assert (choice.sums_KD.cpu() - sums).abs().max() <= 1e-5 * (1 + sums.abs().max())
-                    assert torch.equal(choice.q_ND.cpu(), codes[index].to(dtype))
-                    assert choice.skipped.item() == (~finite).sum()
-                    error = (x[valid].double() - w[index[valid]]).square().mean() if valid.any() else torch.zeros(())
-                    assert abs(choice.error.item() - error.item()) <= 1e-5 * (1e-30 + abs(error.item()))
-                    cases += 1
-    print(f"{cases} edge cases agree with float64", flush=True)
-
-
-def check_updates() -> None:
-    """Whole training steps of the layer on the device, gradients included, against the CPU in float64."""
-    maps: list[dict[str, Any]] = [
-        {"grid": (16, 32)},
-        {"grid": 70},
-        {"grid": (5, 6, 7), "wrap": (True, False, True)},
-        {"grid": (9, 12), "topology": "hexagonal"},
-        {"grid": (33, 40), "wrap": True},
-    ]
-    widths: list[dict[str, Any]] = [
-        {"neighborhood": "none"},
-        {"neighborhood": "hard"},
-        {"neighborhood": "gaussian"},
-        {"neighborhood": "gaussian", "schedule": Schedule.exponential(9.0, 0.3, 6)},
-        {"neighborhood": "exponential", "tau": 0.5},
-    ]
-    rules: list[dict[str, Any]] = [{}, {"update_empty": False, "count_init": 0.0}, {"count_smoothing": "copy"}]
-    cases = 0
-    for number, (where, width) in enumerate(product(maps, widths)):
-        options = {**where, **width, **rules[number % len(rules)]}
-        torch.manual_seed(number)
-        size = math.prod(where["grid"]) if isinstance(where["grid"], tuple) else where["grid"]
-        host = KohonenVQ(24, size, **options).double()
-        device = KohonenVQ(24, size, **options)
-        device.load_state_dict(host.state_dict())
-        device = device.float().cuda()
-        for _ in range(8):
-            x = torch.randn(3000, 24)
-            expected = x.double().requires_grad_()
-            mine = x.cuda().requires_grad_()
-            chosen = []
-            for layer, points in ((host, expected), (device, mine)):
-                quantized, indices, loss = layer(points)
-                (quantized.square().mean() + loss).backward()
-                chosen.append(indices.cpu())
-            assert expected.grad is not None
-            assert mine.grad is not None
-            same = host.codebook[:, 0].isfinite()
-            apart = (device.codebook.cpu().double() - host.codebook)[same].abs().max()
-            # A vector between two codes may choose the other: then single codes differ, by one vector in many, and with
-            # a wide neighborhood all do a little.
-            assert apart < 0.2, f"codes are {apart} apart with {options}"
-            others = int((chosen[0] != chosen[1]).sum())
-            median = (device.codebook.cpu().double() - host.codebook)[same].abs().median()
-            assert median < 1e-5 + others / len(x), (
-                f"codes are {median} apart (median), {others} of {len(x):,} choices differ, with {options}"
-            )
-            assert (mine.grad.cpu().double() - expected.grad).abs().median() < 1e-8, f"gradients with {options}"
-            device.load_state_dict(host.state_dict())
-        cases += 1
-    print(f"{cases} maps, neighborhoods and rules move their codes as float64 does", flush=True)
-
-
 class Table:
     """Rows, printed and appended to the CSV file as they are measured."""
 
@@ -353,7 +161,7 @@ def run_cuda(arguments: argparse.Namespace) -> int:
         commit=arguments.commit,
         date=datetime.date.today().isoformat(),
     )
-    check_edges(EDGES)
+    check_edges()
     check_updates()
     bandwidth, rate = ceilings()
     print(f"{bandwidth / 1e12:.2f} TB/s copy, {rate / 1e12:.0f} TFLOP/s bf16", flush=True)
