@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from benchmarks.tables import BLOCKS, FIRST, PEERS, ROOT, SHAPES, SMALL, Results, filled
+from benchmarks.measured import FIRST, PEERS, ROOT, SHAPES, SMALL, Results
+from benchmarks.tables import BLOCKS, filled
 from topovq.files import atomic_file, write_atomic
 
 PAGE = ROOT / "docs" / "speed.md"

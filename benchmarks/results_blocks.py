@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.results_made import SHOWN, Made, Source
-from benchmarks.tables import BLOCK, prose, table
+from benchmarks.written import BLOCK, prose, table
 from topovq.studies.library import Found
 from topovq.studies.rows import Row
 from topovq.studies.sheet import markdown

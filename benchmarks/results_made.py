@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from benchmarks.tables import ROOT
+from benchmarks.measured import ROOT
 from topovq.studies.library import Found, Library
 from topovq.studies.rows import Row, rows_of
 from topovq.studies.sheet import Sheet

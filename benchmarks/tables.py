@@ -1,160 +1,33 @@
 """The tables and sentences of docs/speed.md, from the CSV files alone.
 
-A block of the page is what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Each is made by the function
-of that name in BLOCKS, so that no figure on the page is typed by hand; `python -m benchmarks.plots` writes them.
+Each block of the page (written.py) is made by the function of that name in BLOCKS, so that no figure on the page is
+typed by hand; `python -m benchmarks.plots` writes them.
 """
 
 from __future__ import annotations
 
-import csv
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-BLOCK = re.compile(r"<!-- begin (\w+) -->\n(.*?)<!-- end \1 -->", re.DOTALL)
-
-Row = dict[str, str]
-Shape = tuple[int, int, int]
-FIRST: Shape = (524_288, 512, 64)
-SMALL: Shape = (16_384, 512, 64)
-SHAPES: list[Shape] = [
+from benchmarks.measured import (
+    CONTENTION,
     FIRST,
-    (131_072, 8_192, 256),
-    (65_536, 65_536, 64),
-    (65_536, 262_144, 64),
-    (65_536, 1_048_576, 64),
+    GRAPHED,
+    LAYER_IN,
+    MEMORY_GIB,
+    OURS,
+    PEERS,
+    SHAPES,
+    SLOWER,
     SMALL,
-]
-STEP = "fwd+bwd+update"
-KINDS = ("none", "hard", "gaussian", "exponential")
-OURS = [*((kind, "exact") for kind in KINDS), ("hard", "fast")]
-PEERS = {
-    "plain-torch": "plain torch EMA-VQ",
-    "authors-formulation": "the paper's equations as written",
-    "vector-quantize-pytorch": "vector-quantize-pytorch",
-}
-# (shape, precision, neighborhoods, ms, MiB)
-TARGETS: list[tuple[Shape, str, Sequence[str], float, float]] = [
-    (SHAPES[0], "exact", KINDS, 0.60, 64),
-    (SHAPES[0], "fast", ("hard",), 0.45, 64),
-    (SHAPES[1], "exact", KINDS, 6, 64),
-    (SHAPES[1], "fast", ("hard",), 3, 64),
-    (SHAPES[2], "exact", KINDS, 6, 128),
-    (SHAPES[3], "exact", ("hard", "gaussian"), 25, 512),
-]
-STEP_TARGETS = {"vqvae 32x32, batch 256": 0.8, "vqvae2 256x256, batch 128": 12.0}
-# The shape of the layer in each model: tokens of a batch, codes, dimensions
-LAYER_IN = {
-    "vqvae 32x32, batch 256": (SMALL, "on the step's 256 x 8 x 8 tokens"),
-    "vqvae2 256x256, batch 128": (FIRST, "on the 128 x 64 x 64 tokens of the lower of its two levels"),
-}
-SLOWER = 0.05  # how much slower than EMA-VQ a step of KSOM may be
-CONTENTION = 3.0  # how much slower one popular code may be than codes chosen alike
-MEMORY_GIB = 140  # of an H200
-GRAPHED = "compiled bf16, graph"
-
-
-@dataclass
-class Results:
-    """The rows of each CSV file."""
-
-    layers: list[Row]
-    training: list[Row]
-    scale: list[Row]
-    at_once: list[Row]
-    layers_cpu: list[Row]
-
-    @classmethod
-    def read(cls, folder: Path = RESULTS) -> Results:
-        def rows(name: str) -> list[Row]:
-            with open(folder / f"{name}.csv", newline="") as file:
-                return list(csv.DictReader(file))
-
-        return cls(*(rows(name) for name in cls.__dataclass_fields__))
-
-    def layer(
-        self, library: str, mode: str, kind: str, shape: Shape, what: str = STEP, column: str = "median_ms"
-    ) -> float | None:
-        """One figure of layers.csv; None where the benchmark left the layer out."""
-        wanted = [library, mode, kind, *map(str, shape), what]
-        names = ["library", "mode", "neighborhood", "N", "K", "d", "what"]
-        found = [row for row in self.layers if [row[name] for name in names] == wanted]
-        if len(found) > 1:
-            raise ValueError(f"{len(found)} rows of layers.csv are {wanted}; one would be right")
-        return float(found[0][column]) if found else None
-
-    def ours(self, mode: str, kind: str, shape: Shape, what: str = STEP, column: str = "median_ms") -> float:
-        figure = self.layer("topovq", mode, kind, shape, what, column)
-        if figure is None:
-            raise ValueError(f"layers.csv has no row of topovq, {mode}, {kind}, {what} at N, K, d = {shape}")
-        return figure
-
-    def search(self, library: str, mode: str, shape: Shape) -> float | None:
-        """The search alone: in a graph where it was timed so, since a short one takes longer to launch than to run."""
-        graphed = self.layer(library, mode + "+graph", "none", shape, "assignment")
-        return self.layer(library, mode, "none", shape, "assignment") if graphed is None else graphed
-
-    def peer(self, library: str, shape: Shape, column: str = "median_ms") -> float | None:
-        mode = "defaults" if library == "vector-quantize-pytorch" else "eager"
-        return self.layer(library, mode, "hard" if library == "authors-formulation" else "none", shape, STEP, column)
-
-
-def need(figure: float | None) -> float:
-    if figure is None:
-        raise ValueError("layers.csv has no row of the search alone")
-    return figure
-
-
-# How figures are written
-
-
-def ms(value: float) -> str:
-    """Three digits: 0.0504, 1.99, 12.5, 1,089."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
-
-
-def mib(value: float) -> str:
-    return f"{value:,.1f}" if value < 9.95 else f"{value:,.0f}"
-
-
-def goal(value: float) -> str:
-    return f"{value:g}"
-
-
-def times(value: float) -> str:
-    return f"{value:.0f}x" if value >= 9.95 else f"{value:.1f}x"
-
-
-def more(value: float) -> str:
-    return f"{100 * value:+.1f}%"
-
-
-def met(value: float, limit: float) -> str:
-    return "yes" if value <= limit else "**no**"
-
-
-def named(shape: Shape) -> str:
-    return "{:,} x {:,} x {}".format(*shape)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def prose(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def listed(values: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(values))
-
-
-# The blocks of the page
+    STEP_TARGETS,
+    TARGETS,
+    Results,
+    Row,
+    Shape,
+    need,
+)
+from benchmarks.written import BLOCK, goal, listed, met, mib, more, ms, named, prose, table, times
 
 
 def measured(results: Results) -> str:

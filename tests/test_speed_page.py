@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import plots, tables  # noqa: E402
+from benchmarks import measured, plots, tables, written  # noqa: E402
 
 PAGE = ROOT / "docs" / "speed.md"
 SMALL, FIRST, LARGEST = (16_384, 512, 64), (524_288, 512, 64), (65_536, 1_048_576, 64)
@@ -18,7 +18,7 @@ SMALL, FIRST, LARGEST = (16_384, 512, 64), (524_288, 512, 64), (65_536, 1_048_57
 
 @pytest.fixture(scope="module")
 def results():
-    return tables.Results.read()
+    return measured.Results.read()
 
 
 def row(library, mode, neighborhood, shape, ms, peak="", floor="", what="fwd+bwd+update"):
@@ -28,8 +28,8 @@ def row(library, mode, neighborhood, shape, ms, peak="", floor="", what="fwd+bwd
 
 
 def only(**files):
-    empty = {name: [] for name in tables.Results.__dataclass_fields__}
-    return tables.Results(**{**empty, **files})
+    empty = {name: [] for name in measured.Results.__dataclass_fields__}
+    return measured.Results(**{**empty, **files})
 
 
 def test_the_page_is_what_the_files_say(results):
@@ -48,7 +48,7 @@ def test_a_changed_figure_would_be_noticed(results):
 
 
 def test_no_figure_is_typed_by_hand():
-    prose = tables.BLOCK.sub("", PAGE.read_text())
+    prose = written.BLOCK.sub("", PAGE.read_text())
     assert len(prose) > 1000
     assert re.findall(r"\d[\d.,]*\s*(?:ms|MiB|GiB|GB|%|x faster|times)\b", prose) == []
 
@@ -58,7 +58,7 @@ def test_the_readme_has_the_same_figures(results):
     steps = [
         (results.ours("exact+graph", "hard", FIRST), results.ours("exact", "hard", FIRST, column="peak_mib"), 2),
         (results.ours("exact", "hard", FIRST), results.ours("exact", "hard", FIRST, column="peak_mib"), 1),
-        *((results.peer(name, FIRST), results.peer(name, FIRST, "peak_mib"), 1) for name in tables.PEERS),
+        *((results.peer(name, FIRST), results.peer(name, FIRST, "peak_mib"), 1) for name in measured.PEERS),
     ]
     table = said[said.index("| N = 524,288 vectors") :].splitlines()[2:]
     for line, (ms, mib, digits) in zip(table, steps, strict=False):
@@ -97,10 +97,10 @@ def test_the_picture_shows_what_was_measured_and_what_did_not_run(results):
 
 
 @pytest.mark.parametrize(
-    ("value", "written"), [(0.05044, "0.0504"), (1.9896, "1.99"), (5.0, "5.00"), (99.96, "100"), (1088.7, "1,089")]
+    ("value", "text"), [(0.05044, "0.0504"), (1.9896, "1.99"), (5.0, "5.00"), (99.96, "100"), (1088.7, "1,089")]
 )
-def test_three_digits(value, written):
-    assert tables.ms(value) == written
+def test_three_digits(value, text):
+    assert written.ms(value) == text
 
 
 def test_targets_are_compared_with_both_figures(monkeypatch):
@@ -155,8 +155,8 @@ class TestTheProse:
     """What the page says in words."""
 
     def test_in_a_graph_it_is_faster_than_every_peer(self, results):
-        for shape in tables.SHAPES:
-            found = [value for library in tables.PEERS if (value := results.peer(library, shape)) is not None]
+        for shape in measured.SHAPES:
+            found = [value for library in measured.PEERS if (value := results.peer(library, shape)) is not None]
             assert all(results.ours("exact+graph", "hard", shape) < value for value in found)
 
     def test_a_few_percent_say_nothing(self, results):
@@ -173,7 +173,7 @@ class TestTheProse:
         assert all(float(r["median_ms"]) > float(r["roofline_ms"]) for r in steps)
 
     def test_with_many_codes_the_search_is_almost_the_whole_step(self, results):
-        for shape in tables.SHAPES[1:5]:
+        for shape in measured.SHAPES[1:5]:
             search = results.search("topovq", "exact", shape)
             assert search / results.ours("exact+graph", "none", shape) > 0.9
 

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import results_blocks as blocks
 from benchmarks.results_made import SHOWN, Made, Source, picture_path
 from benchmarks.results_page import RUNS, draw_curves, drawn_from, put, take_figures, write_page
-from benchmarks.tables import BLOCK
+from benchmarks.written import BLOCK
 from made_records import lines_of, write_record
 from PIL import Image
 

@@ -1,0 +1,102 @@
+"""What was measured: the CSV files of benchmarks/results, the shapes that are in them, and what was to be reached."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+Row = dict[str, str]
+Shape = tuple[int, int, int]
+FIRST: Shape = (524_288, 512, 64)
+SMALL: Shape = (16_384, 512, 64)
+SHAPES: list[Shape] = [
+    FIRST,
+    (131_072, 8_192, 256),
+    (65_536, 65_536, 64),
+    (65_536, 262_144, 64),
+    (65_536, 1_048_576, 64),
+    SMALL,
+]
+STEP = "fwd+bwd+update"
+KINDS = ("none", "hard", "gaussian", "exponential")
+OURS = [*((kind, "exact") for kind in KINDS), ("hard", "fast")]
+PEERS = {
+    "plain-torch": "plain torch EMA-VQ",
+    "authors-formulation": "the paper's equations as written",
+    "vector-quantize-pytorch": "vector-quantize-pytorch",
+}
+# (shape, precision, neighborhoods, ms, MiB)
+TARGETS: list[tuple[Shape, str, Sequence[str], float, float]] = [
+    (SHAPES[0], "exact", KINDS, 0.60, 64),
+    (SHAPES[0], "fast", ("hard",), 0.45, 64),
+    (SHAPES[1], "exact", KINDS, 6, 64),
+    (SHAPES[1], "fast", ("hard",), 3, 64),
+    (SHAPES[2], "exact", KINDS, 6, 128),
+    (SHAPES[3], "exact", ("hard", "gaussian"), 25, 512),
+]
+STEP_TARGETS = {"vqvae 32x32, batch 256": 0.8, "vqvae2 256x256, batch 128": 12.0}
+# The shape of the layer in each model: tokens of a batch, codes, dimensions
+LAYER_IN = {
+    "vqvae 32x32, batch 256": (SMALL, "on the step's 256 x 8 x 8 tokens"),
+    "vqvae2 256x256, batch 128": (FIRST, "on the 128 x 64 x 64 tokens of the lower of its two levels"),
+}
+SLOWER = 0.05  # how much slower than EMA-VQ a step of KSOM may be
+CONTENTION = 3.0  # how much slower one popular code may be than codes chosen alike
+MEMORY_GIB = 140  # of an H200
+GRAPHED = "compiled bf16, graph"
+
+
+@dataclass
+class Results:
+    """The rows of each CSV file."""
+
+    layers: list[Row]
+    training: list[Row]
+    scale: list[Row]
+    at_once: list[Row]
+    layers_cpu: list[Row]
+
+    @classmethod
+    def read(cls, folder: Path = RESULTS) -> Results:
+        def rows(name: str) -> list[Row]:
+            with open(folder / f"{name}.csv", newline="") as file:
+                return list(csv.DictReader(file))
+
+        return cls(*(rows(name) for name in cls.__dataclass_fields__))
+
+    def layer(
+        self, library: str, mode: str, kind: str, shape: Shape, what: str = STEP, column: str = "median_ms"
+    ) -> float | None:
+        """One figure of layers.csv; None where the benchmark left the layer out."""
+        wanted = [library, mode, kind, *map(str, shape), what]
+        names = ["library", "mode", "neighborhood", "N", "K", "d", "what"]
+        found = [row for row in self.layers if [row[name] for name in names] == wanted]
+        if len(found) > 1:
+            raise ValueError(f"{len(found)} rows of layers.csv are {wanted}; one would be right")
+        return float(found[0][column]) if found else None
+
+    def ours(self, mode: str, kind: str, shape: Shape, what: str = STEP, column: str = "median_ms") -> float:
+        figure = self.layer("topovq", mode, kind, shape, what, column)
+        if figure is None:
+            raise ValueError(f"layers.csv has no row of topovq, {mode}, {kind}, {what} at N, K, d = {shape}")
+        return figure
+
+    def search(self, library: str, mode: str, shape: Shape) -> float | None:
+        """The search alone: in a graph where it was timed so, since a short one takes longer to launch than to run."""
+        graphed = self.layer(library, mode + "+graph", "none", shape, "assignment")
+        return self.layer(library, mode, "none", shape, "assignment") if graphed is None else graphed
+
+    def peer(self, library: str, shape: Shape, column: str = "median_ms") -> float | None:
+        mode = "defaults" if library == "vector-quantize-pytorch" else "eager"
+        return self.layer(library, mode, "hard" if library == "authors-formulation" else "none", shape, STEP, column)
+
+
+def need(figure: float | None) -> float:
+    if figure is None:
+        raise ValueError("layers.csv has no row of the search alone")
+    return figure
