@@ -130,7 +130,7 @@ def test_update_in_every_form_of_the_rule(d, update_empty, carried, cosine):
 
 
 def test_update_by_hand():
-    # Codes 0, 2, 6 on a line, hard at t = 10, decay = 0.75, no smoothing of counts: test_codebook.py works it out.
+    # Codes 0, 2, 6 on a line, hard at t = 10, decay = 0.75, no smoothing of counts: test_codebook_rule.py works it out.
     codes, counts, hits, step = torch.tensor([[0.0], [2.0], [6.0]]), torch.ones(3), torch.zeros(3), torch.tensor(10)
     book = [codes, codes.clone(), counts, hits, step, torch.zeros(3, dtype=torch.bool)]
     batch = [torch.tensor([[-1.0], [4.0], [8.0]]), torch.tensor([1.0, 2.0, 1.0])]
