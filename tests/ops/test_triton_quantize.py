@@ -103,7 +103,7 @@ def test_the_gradient_of_quantize(dtype):
 @pytest.mark.parametrize("codes", [9, module.FEW + 1])
 def test_the_gradient_is_of_the_codes_that_were_chosen(codes, monkeypatch):
     """Not of what an update has made of them since, whether they were copied or q is read."""
-    monkeypatch.setattr(module, "_on_device", lambda x, codes: True)
+    monkeypatch.setattr(module, "_by_kernels", lambda x: True)
     x, book = noise(70, 5).to(DEVICE).requires_grad_(), noise(codes, 5, seed=1).to(DEVICE)
     choice = quantize(x, book, stats=True)
     gap = x.detach() - book[choice.index_N]

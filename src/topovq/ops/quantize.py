@@ -56,7 +56,7 @@ def _compute(
     """(q, error, index, S, c, skipped, whether each vector is valid [N], the share 1 / (valid * D) of an element, and
     for the backward pass: the codes as they are now and the index in 16 bits, or nothing of both)."""
     d, k = x_ND.shape[1], codes_KD.shape[0]
-    if _on_device(x_ND, codes_KD):
+    if _by_kernels(x_ND) and codes_KD.dtype == torch.float32:
         from topovq.ops.triton_quantize import quantize_triton
 
         deterministic = stats and torch.are_deterministic_algorithms_enabled()
@@ -78,9 +78,8 @@ def _compute(
         return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share, *nothing
 
 
-def _on_device(x_ND: Tensor, codes_KD: Tensor) -> bool:
-    """Whether the kernels do it."""
-    return x_ND.is_cuda and codes_KD.dtype == torch.float32 and x_ND.dtype != torch.float64
+def _by_kernels(x_ND: Tensor) -> bool:
+    return x_ND.is_cuda and x_ND.dtype != torch.float64
 
 
 _quantize = torch.library.custom_op("topovq::quantize", _compute, mutates_args=())
@@ -91,7 +90,7 @@ def _(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (n, d), k = x_ND.shape, codes_KD.shape[0] if stats else 0
-    keeps = _on_device(x_ND, codes_KD) and codes_KD.shape[0] <= FEW
+    keeps = _by_kernels(x_ND) and codes_KD.dtype == torch.float32 and codes_KD.shape[0] <= FEW
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     return (
         x_ND.new_empty(n, d),
@@ -117,7 +116,7 @@ def _compute_backward(
     share: Tensor,
 ) -> Tensor:
     """grad_q + 2 grad_error share (x - q) where valid, in the type of x; q is `rows`, or rows[row_of_N] where given."""
-    if x_ND.is_cuda and x_ND.dtype != torch.float64:
+    if _by_kernels(x_ND):
         from topovq.ops.triton_quantize import backward_triton
 
         return backward_triton(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share)

@@ -81,6 +81,10 @@ def _(*_: object) -> None:
     return None
 
 
+def _by_kernels(codes_KD: Tensor) -> bool:
+    return codes_KD.is_cuda and codes_KD.dtype == torch.float32
+
+
 def _move(
     state: Sequence[Tensor],
     grid: Grid,
@@ -92,7 +96,7 @@ def _move(
     cosine: bool,
 ) -> None:
     codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K = state
-    if codes_KD.is_cuda and codes_KD.dtype == torch.float32 and grid.ndim <= 3:
+    if _by_kernels(codes_KD) and grid.ndim <= 3:
         from topovq.ops.triton_update import update_triton
 
         update_triton(
