@@ -91,8 +91,6 @@ def dense_gradient(x_BCHW: Tensor) -> Tensor:
 
 
 class _DenseGradient(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x_BCHW: Tensor) -> Tensor:
         return x_BCHW.view_as(x_BCHW)
