@@ -63,12 +63,13 @@ def test_what_is_finished_is_skipped_and_results_come_in_order(tmp_path: Path) -
     assert len(lines(first.folder)) == 4  # three validations and the end: nothing was done twice
 
 
-def test_processes_give_the_same_and_share_nothing(tmp_path: Path) -> None:
-    def photos(folder: Path) -> list[TrainConfig]:
-        options = {"hidden": 8, "residual_hidden": 4}
-        small = {"data": "photos", "image_size": 32, "steps": 2, "validate_every": 2, "model_options": options}
-        return configs(folder, **small)[:2]
+def photos(folder: Path, steps: int = 2) -> list[TrainConfig]:
+    options = {"hidden": 8, "residual_hidden": 4}
+    small = {"data": "photos", "image_size": 32, "steps": steps, "validate_every": 2, "model_options": options}
+    return configs(folder, **small)[:2]
 
+
+def test_processes_give_the_same_and_share_nothing(tmp_path: Path) -> None:
     alone = [train(config, quiet=True) for config in photos(tmp_path / "alone")]
     together = train_all(photos(tmp_path / "together"), jobs=2, quiet=True)
     for one, other in zip(alone, together):
@@ -114,12 +115,47 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
         assert lines(one.out) == lines(other.out)
 
 
+IN_PROCESSES = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_many import photos
+from topovq.training import train_all
+if __name__ == "__main__":
+    train_all(photos(Path(sys.argv[2]), steps=10**6), jobs=2, quiet=True)
+"""
+
+
+def test_a_killed_sweep_takes_its_processes_along(tmp_path: Path) -> None:
+    """They would train on unseen, and keep the next sweep from their runs."""
+    (tmp_path / "sweep.py").write_text(IN_PROCESSES)
+    command = [sys.executable, str(tmp_path / "sweep.py"), str(Path(__file__).parent), str(tmp_path / "runs")]
+    process = subprocess.Popen(command, start_new_session=True)
+    folders = [config.out for config in photos(tmp_path / "runs") if config.out is not None]
+    while not all((folder / "record.jsonl").exists() for folder in folders):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()  # it alone, and not its process group
+    process.wait()
+    for _ in range(600):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail("processes of the sweep outlived it by 30 s")
+    for folder in folders:
+        FileLock(folder / ".lock", timeout=0).acquire().lock.release()
+
+
 def test_two_never_write_one_record(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "run")
     (tmp_path / "run").mkdir()
     with (
         FileLock(tmp_path / "run" / ".lock"),
-        pytest.raises(RuntimeError, match="another process is training"),
+        pytest.raises(OSError, match="another process is training"),
     ):
         train(config, source=TinySource(), quiet=True)
     assert not (tmp_path / "run" / "record.jsonl").exists()

@@ -185,8 +185,8 @@ class Run:
         try:
             lock.acquire()
         except Timeout:
-            raise RuntimeError(
-                f"another process is training in {self.folder}; wait for it or choose another --out"
+            raise OSError(
+                f"another process is training in {self.folder}; wait for it or choose another folder"
             ) from None
         try:
             yield

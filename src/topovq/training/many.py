@@ -8,7 +8,9 @@ compiled for one serves all. On the CPU, runs go to processes of their own.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -163,6 +165,15 @@ def _in_processes(configs: list[TrainConfig], jobs: int, progress: _Progress) ->
 def _start_worker(threads: int) -> None:
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A run whose sweep was killed would go on unseen, hold its folder, and then wait for ever for the next."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # as if it had been killed as well: the next sweep goes on from the last checkpoint
 
 
 def _train_quietly(config: TrainConfig) -> RunResult:
