@@ -41,7 +41,8 @@ def draw_layers(results: Results) -> Figure:
             peaks = [max(LEAST_MIB, results.ours("exact", kind, shape, column="peak_mib")) for shape in shapes]
             memory.plot(x, peaks, style, color=BLUE, marker="o", ms=5)
             if axis:
-                memory.text(x[-1] * 1.15, peaks[-1], kind, color=BLUE, va="center", fontsize=9)
+                side = "top" if kind == "hard" else "bottom"  # `hard` lies lowest, sometimes just below `gaussian`
+                memory.text(x[-1] * 1.15, peaks[-1], kind, color=BLUE, va=side, fontsize=9)
             elif peaks[0] == LEAST_MIB and kind == "hard":
                 memory.text(x[0] * 1.2, peaks[0], f"below {LEAST_MIB}", color=BLUE, va="top", fontsize=9)
         for place, (library, color) in enumerate(COLORS.items()):

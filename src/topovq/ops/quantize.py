@@ -130,15 +130,7 @@ _quantize_backward = torch.library.custom_op("topovq::quantize_backward", _compu
 
 
 @_quantize_backward.register_fake
-def _(
-    grad_ND: Tensor,
-    grad_error: Tensor,
-    x_ND: Tensor,
-    rows: Tensor,
-    row_of_N: Tensor | None,
-    valid_N: Tensor,
-    share: Tensor,
-) -> Tensor:
+def _(grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x_ND, memory_format=torch.contiguous_format)
 
 
