@@ -51,8 +51,9 @@ for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", Fa
         ones = line if wrap else {"counts_column_stride": 1}
         how = {**course("gaussian", schedule), "WRAP": wrap, "WIDE": triton_smooth.WIDE, "PRECISION": tile.precision}
         how |= {"BLOCK_C": tile.block_c, "BLOCK_J": tile.block_j, **ones}
-        build(triton_smooth._points_kernel, {**how, "BLOCK_U": tile.block_u}, step_ptr=step)
-        how |= {"NEAR": triton_smooth.NEAR, "POINTS": tile is triton_smooth.LARGE}
+        how["LEAD"] = {"harmonic": "open", "given": "ring"}.get(schedule, "whole")
+        build(triton_smooth._points_kernel, {**how, "BLOCK_I": tile.block_u}, step_ptr=step)
+        how |= {"NEAR": triton_smooth.NEAR, "LONG": tile is triton_smooth.LARGE}
         build(triton_smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False)

@@ -7,14 +7,15 @@ in registers alone, with the places within reach, BLOCK_J at a time. How many th
     wide    the values first go to points a good part of the width apart, and from there to the places. A Gaussian is
             two narrower ones after each other: sum_u exp(-(i-u)^2/a^2) exp(-(u-j)^2/a^2) is a constant times
             exp(-(i-j)^2/width^2), for a = width / sqrt(2), with a relative error of 2 exp(-(pi RATIO / 2)^2) where the
-            points u are width / RATIO apart. So the work does not grow with the width.
+            points u are width / RATIO apart. So the work does not grow with the width. All long axes go to points
+            before any goes back to places: the second has only the points of the first to go through.
 Float32 throughout; weights below CUTOFF are none (on the wide way, some far below it are).
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,7 +30,7 @@ from topovq.ops.triton_stats import cdiv, on_device
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
 NEAR = 6  # places on either side, up to which they are added up one by one
 WIDE = 8.0  # the width from which on there are points between
-LEAST_PLACES = 64  # of an axis that is long enough for that
+LEAST_PLACES = 64  # of an axis that is long enough for that: the others are as if the width were not
 RATIO = tl.constexpr(2.75)  # points within a width: the error is 2e-8
 POINT_REACH = tl.constexpr(3.6)  # in widths: what points farther away would add is 1e-6 of a weight of 1e-6
 
@@ -50,33 +51,47 @@ PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, proce
 
 
 @triton.jit
-def _points(width, n, WRAP: tl.constexpr, WIDE: tl.constexpr):
-    """Whether the way over points is taken, and the first of them, their distance and their number, in places."""
+def _is_wide(width, ring, WIDE: tl.constexpr):
+    """Whether long axes go over points; `ring` is the shortest of those that wrap."""
+    return (width >= WIDE) & (2 * REACH * width <= ring - 1)
+
+
+@triton.jit
+def _points(width, n, WRAP: tl.constexpr):
+    """The first of an axis' points, their distance and their number, in places."""
     first = tl.full((), 0.0, tl.float64)
     if WRAP:
         number = (n * RATIO / width).to(tl.int32) + 1
         step = n / number.to(tl.float64)
-        wide = (width >= WIDE) & (2 * REACH * width <= n - 1)
     else:  # beyond both ends: a point halfway between two places counts, and those around it
         first -= 0.5 * REACH * width
         span = n - 1 - 2 * first
         number = (span * RATIO / width).to(tl.int32) + 2
         step = span / (number - 1).to(tl.float64)
-        wide = width >= WIDE
-    return wide, first, step, number
+    return first, step, number
+
+
+@triton.jit
+def _lines(width, wide, lead, LEAD: tl.constexpr):
+    """How many of the first axis' `lead` places hold anything while an axis after it is smoothed."""
+    lines = lead
+    if LEAD != "whole" and wide:
+        _, _, lines = _points(width, lead, LEAD == "ring")
+    return lines
 
 
 @triton.jit
 def _tile_of(program, places, columns, batch_stride, column_stride, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The first place of a program's tile, its columns, and where its batch and its columns begin.
+    """The first place of a program's tile, its columns, its batch, and where its batch and its columns begin.
 
     Programs that read the same places follow each other: what one read is still in cache.
     """
     column_tiles = tl.cdiv(columns, BLOCK_C)
     place_tiles = tl.cdiv(places, BLOCK_I)
     column = (program // place_tiles) % column_tiles * BLOCK_C + tl.arange(0, BLOCK_C)
-    base = (program // place_tiles // column_tiles).to(tl.int64) * batch_stride
-    return program % place_tiles * BLOCK_I, column, base, column.to(tl.int64) * column_stride
+    batch = program // place_tiles // column_tiles
+    base = batch.to(tl.int64) * batch_stride
+    return program % place_tiles * BLOCK_I, column, batch, base, column.to(tl.int64) * column_stride
 
 
 @triton.jit
@@ -129,17 +144,20 @@ def _weighted_sum(
 
 @triton.jit
 def _to_points(
-    in_ptr, out_ptr, width, start, step, number, program, n, most, columns, batch_stride, place_stride, column_stride,
-    WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+    in_ptr, out_ptr, width, lines, per_line, program, n, places, columns, batch_stride, place_stride, column_stride,
+    WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    first, column, base, along = _tile_of(program, most, columns, batch_stride, column_stride, BLOCK_U, BLOCK_C)
-    if first < number:
+    first, column, batch, base, along = _tile_of(
+        program, places, columns, batch_stride, column_stride, BLOCK_I, BLOCK_C
+    )
+    start, step, number = _points(width, n, WRAP)
+    if (first < number) & (batch // per_line < lines):
         reach = POINT_REACH * width
         total = _weighted_sum(
             in_ptr, first, column, base, along, n, -start, step, tl.full((), 1.0, tl.float64), reach, reach,
-            (2.0 / (width * width)).to(tl.float32), columns, place_stride, WRAP, PRECISION, BLOCK_U, BLOCK_C, BLOCK_J,
+            (2.0 / (width * width)).to(tl.float32), columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
-        point = first + tl.arange(0, BLOCK_U)
+        point = first + tl.arange(0, BLOCK_I)
         here = base + point.to(tl.int64)[:, None] * place_stride + along[None, :]
         tl.store(out_ptr + here, total, (point < number)[:, None] & (column < columns)[None, :])
 
@@ -147,90 +165,97 @@ def _to_points(
 @triton.jit
 def _points_kernel(
     sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
-    n, most, counts_programs, sums_columns, counts_columns,
+    n, places, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
     counts_batch_stride, counts_place_stride, counts_column_stride,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr, WRAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr, WRAP: tl.constexpr, LEAD: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """From places to points, of which there are `most` at the most; nothing where the width is not wide."""
+    """From places to points, of which there are `places` at the most; nothing where the width is not wide."""
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
-    wide, start, step, number = _points(width, n, WRAP, WIDE)
     program = tl.program_id(0)
-    if wide:
+    if _is_wide(width, ring, WIDE):
+        lines = _lines(width, True, lead, LEAD)
         if program < counts_programs:
             _to_points(
-                counts_ptr, out_counts_ptr, width, start, step, number, program, n, most,
+                counts_ptr, out_counts_ptr, width, lines, per_line, program, n, places,
                 counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
-                WRAP, PRECISION, BLOCK_U, BLOCK_C, BLOCK_J,
+                WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
         else:
             _to_points(
-                sums_ptr, out_sums_ptr, width, start, step, number, program - counts_programs, n, most,
+                sums_ptr, out_sums_ptr, width, lines, per_line, program - counts_programs, n, places,
                 sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
-                WRAP, PRECISION, BLOCK_U, BLOCK_C, BLOCK_J,
+                WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
 
 
 @triton.jit
 def _smooth_tile(
-    in_ptr, points_ptr, out_ptr, width, program, n, columns, batch_stride, place_stride, column_stride,
-    WRAP: tl.constexpr, NEAR: tl.constexpr, POINTS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    in_ptr, points_ptr, out_ptr, width, wide, lines, per_line, program, n, places, columns,
+    batch_stride, place_stride, column_stride,
+    WRAP: tl.constexpr, NEAR: tl.constexpr, LONG: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """One tile of out = W x."""
-    first, column, base, along = _tile_of(program, n, columns, batch_stride, column_stride, BLOCK_I, BLOCK_C)
-    scale = (1.0 / (width * width)).to(tl.float32)
-    # How far a place may be on either side: on a ring each one counts once, the short way round.
-    reach = tl.minimum(width * REACH, n.to(tl.float64)).to(tl.int32)
-    back, ahead = reach, reach
-    if WRAP:
-        back, ahead = tl.minimum(reach, (n - 1) // 2), tl.minimum(reach, n // 2)
-    if reach <= NEAR:
-        total = _near_sum(
-            in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride, WRAP, BLOCK_I, BLOCK_C
-        )
-    else:
-        one = tl.full((), 1.0, tl.float64)
-        wide, start, step, number = _points(width, n, WRAP, WIDE)
-        if POINTS and wide:
-            far = POINT_REACH * width
-            total = _weighted_sum(
-                points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
-                place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-            )  # fmt: skip
-            total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
+    first, column, batch, base, along = _tile_of(
+        program, places, columns, batch_stride, column_stride, BLOCK_I, BLOCK_C
+    )
+    if batch // per_line < lines:
+        scale = (1.0 / (width * width)).to(tl.float32)
+        # How far a place may be on either side: on a ring each one counts once, the short way round.
+        reach = tl.minimum(width * REACH, n.to(tl.float64)).to(tl.int32)
+        back, ahead = reach, reach
+        if WRAP:
+            back, ahead = tl.minimum(reach, (n - 1) // 2), tl.minimum(reach, n // 2)
+        if reach <= NEAR:
+            total = _near_sum(
+                in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride, WRAP, BLOCK_I, BLOCK_C
+            )
         else:
-            total = _weighted_sum(
-                in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64), ahead.to(tl.float64),
-                scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-            )  # fmt: skip
-    place = first + tl.arange(0, BLOCK_I)
-    here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
-    tl.store(out_ptr + here, total, (place < n)[:, None] & (column < columns)[None, :])
+            one = tl.full((), 1.0, tl.float64)
+            if LONG and wide:
+                start, step, number = _points(width, n, WRAP)
+                far = POINT_REACH * width
+                total = _weighted_sum(
+                    points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
+                    place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+                )  # fmt: skip
+                total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
+            else:
+                total = _weighted_sum(
+                    in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64),
+                    ahead.to(tl.float64), scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+                )  # fmt: skip
+        place = first + tl.arange(0, BLOCK_I)
+        here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
+        tl.store(out_ptr + here, total, (place < n)[:, None] & (column < columns)[None, :])
 
 
 @triton.jit
 def _axis_kernel(
     sums_ptr, counts_ptr, points_sums_ptr, points_counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
-    n, counts_programs, sums_columns, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr,
-    WRAP: tl.constexpr, NEAR: tl.constexpr, POINTS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    n, places, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
+    counts_batch_stride, counts_place_stride, counts_column_stride,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr, WRAP: tl.constexpr, LEAD: tl.constexpr, NEAR: tl.constexpr,
+    LONG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """From places, or from points where the width is wide, to places."""
+    """From places, or from a long axis' points where the width is wide, to places."""
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+    wide = _is_wide(width, ring, WIDE)
+    lines = _lines(width, wide, lead, LEAD)
     program = tl.program_id(0)
     if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
         _smooth_tile(
-            counts_ptr, points_counts_ptr, out_counts_ptr, width, program, n,
+            counts_ptr, points_counts_ptr, out_counts_ptr, width, wide, lines, per_line, program, n, places,
             counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
-            WRAP, NEAR, POINTS, WIDE, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            WRAP, NEAR, LONG, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
     else:
         _smooth_tile(
-            sums_ptr, points_sums_ptr, out_sums_ptr, width, program - counts_programs, n,
+            sums_ptr, points_sums_ptr, out_sums_ptr, width, wide, lines, per_line, program - counts_programs, n, places,
             sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
-            WRAP, NEAR, POINTS, WIDE, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            WRAP, NEAR, LONG, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
 
 
@@ -243,36 +268,48 @@ def smooth_triton(
     """
     widest = math.inf if course is None else max(course.start, course.end)
     course = course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1)
-    table = course_table(course, sums_KD.device)
-    d = sums_KD.shape[1]
-    for axis, (n, wraps) in enumerate(zip(grid.shape, grid.wrap)):
-        if n == 1:
-            continue
-        before, after = math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
-        # Along the last axis the counts of one line are a single column: the lines are the columns then.
-        batches, columns, strides = (1, before, (0, 1, n)) if after == 1 else (before, after, (n * after, after, 1))
-        tiles = tile(n, after * d, before)
-        lines = before * cdiv(after * d, tiles.block_c), batches * cdiv(columns, tiles.block_c)
-        over_points = n >= LEAST_PLACES and widest >= WIDE
-        points = [torch.empty_like(part) for part in (sums_KD, counts_K)] if over_points else [sums_KD, counts_K]
-        out = [torch.empty_like(part) for part in (sums_KD, counts_K)]
-        how = {"KIND": course.kind, "SCHEDULE": course.schedule, "WRAP": wraps, "WIDE": WIDE}
-        how |= {"PRECISION": tiles.precision, "BLOCK_C": tiles.block_c, "BLOCK_J": tiles.block_j}
-        with on_device(sums_KD):
-            if over_points:
-                most = most_points(n)
-                sums_programs, counts_programs = (number * cdiv(most, tiles.block_u) for number in lines)
-                _points_kernel[(sums_programs + counts_programs,)](
-                    sums_KD, counts_K, *points, step, table, n, most, counts_programs, after * d, columns, *strides,
-                    BLOCK_U=tiles.block_u, num_warps=tiles.warps, **how,
-                )  # fmt: skip
-            sums_programs, counts_programs = (number * cdiv(n, tiles.block_i) for number in lines)
-            _axis_kernel[(sums_programs + counts_programs,)](
-                sums_KD, counts_K, *points, *out, step, table, n, counts_programs, after * d, columns, *strides,
-                NEAR=NEAR, POINTS=over_points, BLOCK_I=tiles.block_i, num_warps=tiles.warps, **how,
-            )  # fmt: skip
-        sums_KD, counts_K = out
-    return sums_KD, counts_K
+    width = (step, course_table(course, sums_KD.device))
+    how = {"KIND": course.kind, "SCHEDULE": course.schedule, "WIDE": WIDE}
+    axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
+    long = [axis for axis in axes if grid.shape[axis] >= LEAST_PLACES and widest >= WIDE]
+    short = [axis for axis in axes if axis not in long]
+    places = points = (sums_KD, counts_K)
+    with on_device(sums_KD):
+        for axis in long:
+            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
+            _launch(_points_kernel, (*points, *out, *width), grid, axis, long, how)
+            points = out
+        for axis in (*reversed(long), *short):
+            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
+            more = {"NEAR": NEAR, "LONG": axis in long}
+            _launch(_axis_kernel, (*places, *points, *out, *width), grid, axis, long, how | more)
+            places = points = out
+    return places
+
+
+def _launch(
+    kernel: Any, pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], how: dict[str, Any]
+) -> None:
+    to_points = kernel is _points_kernel
+    n, d, first = grid.shape[axis], pointers[0].shape[1], grid.shape[0]
+    before, after = math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
+    # While one long axis after the first is smoothed, the first one has values at its points alone.
+    led = axis > 0 and axis in long and 0 in long
+    lead, per_line = (first, before // first) if led else (before, 1)
+    if led and to_points:
+        before = most_points(first) * per_line
+    # Along the last axis the counts of one line are a single column: the lines are the columns then.
+    batches, columns, strides = (1, before, (0, 1, n)) if after == 1 else (before, after, (n * after, after, 1))
+    tiles = tile(n, after * d, before)
+    out, block = (most_points(n), tiles.block_u) if to_points else (n, tiles.block_i)
+    sums_programs = before * cdiv(after * d, tiles.block_c) * cdiv(out, block)
+    counts_programs = batches * cdiv(columns, tiles.block_c) * cdiv(out, block)
+    ring = min([grid.shape[i] for i in long if grid.wrap[i]], default=2**31 - 1)
+    kernel[(sums_programs + counts_programs,)](
+        *pointers, n, out, ring, lead, per_line, counts_programs, after * d, columns, *strides,
+        WRAP=grid.wrap[axis], LEAD=("ring" if grid.wrap[0] else "open") if led else "whole", PRECISION=tiles.precision,
+        BLOCK_I=block, BLOCK_C=tiles.block_c, BLOCK_J=tiles.block_j, num_warps=tiles.warps, **how,
+    )  # fmt: skip
 
 
 def most_points(n: int) -> int:
