@@ -46,7 +46,7 @@ class Tile(NamedTuple):
     """Of the products: the error of float32."""
 
 
-SMALL, LARGE = Tile(16, 32, 16, 16), Tile(64, 64, 32, 16)
+SMALL, LARGE = Tile(16, 32, 16, 16), Tile(32, 64, 32, 32)
 PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, processors of the device would idle
 
 
