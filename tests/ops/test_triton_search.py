@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from kernels import DEVICE, noise
 
 from topovq.ops.nearest import METRICS, nearest
-from topovq.ops.triton_search import nearest_triton, shares_of
+from topovq.ops.triton_search import nearest_triton, shares_of, turn_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -77,6 +77,14 @@ def test_codes_are_shared_where_vectors_are_few():
     assert shares_of(programs=1, tiles=40) == 5
 
 
+def test_every_tile_gets_its_turn():
+    for share in (*range(1, 130), 2048, 8191, 46_340, 10**6):
+        turn = turn_of(share)
+        assert sorted(step * turn % share for step in range(share)) == list(range(share))
+        assert (share - 1) * turn < 2**31
+    assert turn_of(1024) == 633  # the first tiles: 0, 633, 242, 875, 484
+
+
 @pytest.mark.parametrize("shares", [1, 2, 3, 18])
 @pytest.mark.parametrize("d", [3, 300])
 def test_shared_codes_give_what_all_together_give(monkeypatch, shares, d):
@@ -106,7 +114,7 @@ def test_nearest_of_nothing():
     assert index.dtype == torch.int64
 
 
-@pytest.mark.parametrize(("k", "d"), [(1, 4), (30, 4), (64, 3), (100, 20)])
+@pytest.mark.parametrize(("k", "d"), [(1, 4), (30, 4), (64, 3), (100, 20), (2300, 4), (300, 600)])
 def test_nearest_takes_the_first_of_codes_that_are_the_same(k, d):
     # Copies in the same tile and in other tiles.
     x, codes = noise(50, d), noise(k, d, seed=1)

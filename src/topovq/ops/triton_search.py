@@ -10,10 +10,14 @@ and each code by a power of two so that its largest entry lies near 2^7: togethe
 The closest code minimizes bias_k - (x - center).w_k (ops/nearest.py); a row's scale is positive and changes no order.
 Vectors of 16 bits have no lo as they are: there `exact` leaves x where it is, adds center.w_k to the bias instead, and
 needs two products.
+
+A tile with a better code costs more than one without. On a map neighbors are alike, and tile after tile would come a
+little closer; so tiles far apart follow each other, and the first few come close at once.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -60,12 +64,13 @@ def _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER: tl.constexpr)
 def _better(score, code, best, index):
     """The best score so far and its code, with those of a tile; the lowest code wins a tie, NaN never wins."""
     value = tl.min(score, 1)
-    better = value < best
-    # After the first tiles most have nothing better: which code it is then need not be asked.
-    if tl.max(better.to(tl.int32), 0) > 0:
+    as_good = value <= best
+    # After the first tiles most have nothing as good: which code it is then need not be asked.
+    if tl.max(as_good.to(tl.int32), 0) > 0:
         first = tl.min(tl.where(score == value[:, None], code[None, :], 2147483647), 1)
-        index = tl.where(better, first, index)
-        best = tl.where(better, value, best)
+        first = tl.where(value == best, tl.minimum(first, index), first)
+        index = tl.where(as_good, first, index)
+        best = tl.where(as_good, value, best)
     return best, index
 
 
@@ -130,16 +135,16 @@ def _codes_kernel(
 def _search_kernel(
     x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
     index_ptr, best_ptr, valid_ptr, skipped_ptr,
-    N, D, tiles, share, stride_n, stride_d,
+    N, D, share, turn, stride_n, stride_d,
     HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
     EACH: tl.constexpr, SHARED: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The closest of a share of the code tiles; of the first share also which vectors are valid."""
+    """The closest of a share of the code tiles, every `turn`-th of them, round and round; of the first share also which
+    vectors are valid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DC)
     first_tile = tl.program_id(1) * share
-    end_tile = tl.minimum(first_tile + share, tiles)
 
     # The size of each vector sets its scale; an infinity or NaN in it makes its size one, too.
     size = tl.zeros([BLOCK_N], tl.float32)
@@ -174,7 +179,8 @@ def _search_kernel(
         index = tl.zeros([BLOCK_N], tl.int32)
     if DC == DP:
         hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
-        for tile in range(first_tile, end_tile):
+        for step in range(share):
+            tile = first_tile + step * turn % share
             code = tile * BLOCK_K + column
             place = code[None, :].to(tl.int64) * DP + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
@@ -197,8 +203,8 @@ def _search_kernel(
     else:
         # One loop over (tile, chunk), so that loads run ahead across tiles.
         dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for step in range(first_tile * (DP // DC), end_tile * (DP // DC)):
-            code = step // (DP // DC) * BLOCK_K + column
+        for step in range(share * (DP // DC)):
+            code = (first_tile + step // (DP // DC) * turn % share) * BLOCK_K + column
             chunk = (step % (DP // DC)) * DC
             inside = (row[:, None] < N) & (chunk + dim[None, :] < D)
             x = tl.load(x_ptr + row[:, None] * stride_n + (chunk + dim[None, :]) * stride_d, inside, 0.0)
@@ -267,6 +273,13 @@ def shares_of(programs: int, tiles: int) -> int:
     return max(1, min(BUSY // max(1, programs), tiles // LEAST_TILES))
 
 
+def turn_of(share: int) -> int:
+    """How many tiles further on the next one is, so that all get their turn: their golden ratio leaves no gaps."""
+    if share > 46_340:  # the product of two such numbers must fit 32 bits
+        return 1
+    return next(turn for turn in range(max(1, round(0.618 * share)), share + 1) if math.gcd(turn, share) == 1)
+
+
 def nearest_triton(
     x_ND: Tensor,
     codes_KD: Tensor,
@@ -292,7 +305,11 @@ def nearest_triton(
         return index_N
     tiles = tiles or tile_sizes(k, d, precision)
     padded = max(16, power_of_2(d))
-    rows = cdiv(k, tiles.block_k) * tiles.block_k
+    programs, tiles_K = cdiv(n, tiles.block_n), cdiv(k, tiles.block_k)
+    shares = 1 if tiles.each else shares_of(programs, tiles_K)
+    share = cdiv(tiles_K, shares)
+    shares = cdiv(tiles_K, share)
+    rows = shares * share * tiles.block_k
     exact, euclidean = precision == "exact", metric == "euclidean"
     whole = exact and x_ND.dtype in (torch.bfloat16, torch.float16)
     codes_KD = codes_KD.contiguous()
@@ -301,10 +318,6 @@ def nearest_triton(
     hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
     lo = torch.empty_like(hi) if exact else hi
     scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
-    programs, tiles_K = cdiv(n, tiles.block_n), rows // tiles.block_k
-    shares = 1 if tiles.each else shares_of(programs, tiles_K)
-    share = cdiv(tiles_K, shares)
-    shares = cdiv(tiles_K, share)
     found_SN = torch.empty(shares, n, dtype=torch.int64, device=device) if shares > 1 else index_N
     best_SN = torch.empty(shares, n, device=device) if shares > 1 else center_D
     clear = stats is not None and stats.to_clear
@@ -320,7 +333,7 @@ def nearest_triton(
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
             center_D, hi, lo, scale_K, bias_K,
             found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
-            n, d, tiles_K, share, x_ND.stride(0), x_ND.stride(1),
+            n, d, share, 1 if tiles.each else turn_of(share), x_ND.stride(0), x_ND.stride(1),
             HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
             EXACT=exact, WHOLE=whole, EACH=tiles.each, SHARED=shares > 1,
             DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
