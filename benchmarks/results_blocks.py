@@ -133,15 +133,16 @@ def sensitivity(source: Source) -> str:
 
 def initialization(source: Source) -> str:
     """Where the curves of N = 0 and N = 1 end."""
-    rows = {name: need(source.made("sensitivity")).row("ema", f"N={name}", "empty=yes") for name in "01"}
+    table = need(source.made("sensitivity"))
+    runs = {name: source.seeds_of(table.row("ema", f"N={name}", "empty=yes").cell) for name in "01"}
     first, last = (
-        {name: [1e3 * run.validations()[which]["loss"] for run in row.runs] for name, row in rows.items()}
+        {name: [1e3 * run.validations()[which]["loss"] for run in found] for name, found in runs.items()}
         for which in (0, -1)
     )
     text = f"""With N = 0 and updates, EMA-VQ's loss is {numbers(first["0"], 0)} after
-        {rows["0"].runs[0].validations()[0]["step"]:,} steps and {numbers(last["0"], 1)} at the end
-        ({len(last["0"])} seeds); with N = 1 {numbers(first["1"], 0)} and {numbers(last["1"], 1)}. Of the paper's two
-        series of ten seeds with N = 0 one ends at 148.7 ± 299.7."""
+        {runs["0"][0].validations()[0]["step"]:,} steps and {numbers(last["0"], 1)} at the end
+        ({len(last["0"])} seeds); with N = 1 {numbers(first["1"], 0)} and {numbers(last["1"], 1)}
+        ({len(last["1"])} seeds). Of the paper's two series of ten seeds with N = 0 one ends at 148.7 ± 299.7."""
     return prose(text)
 
 

@@ -6,6 +6,7 @@ import csv
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.measured import ROOT
@@ -89,7 +90,7 @@ class Source:
         return max(found, key=lambda length: (found[length], length)) if found else None
 
     def made(self, table: str, dataset: str = "cifar10") -> Made | None:
-        """A table with as many seeds as were run of those rows that no table before it has; None if there are none."""
+        """A table with as many seeds as most of those rows have that no table before it has; None if none was run."""
         if (table, dataset) not in self._made:
             self._made[table, dataset] = self._make(table, dataset)
         return self._made[table, dataset]
@@ -102,9 +103,10 @@ class Source:
         before = {cell.config(0).run_id for other in tables[: tables.index(table)] for cell in cells(other, dataset)}
         chosen = cells(table, dataset)
         seeds = {cell: self._seeds(cell, *length) for cell in chosen}
-        number = max((seeds[cell] for cell in chosen if cell.config(0).run_id not in before), default=0)
-        if not number:
+        own = Counter(seeds[cell] for cell in chosen if cell.config(0).run_id not in before and seeds[cell])
+        if not own:
             return None
+        number = max(own, key=lambda seen: (own[seen], seen))
         partial = min(seeds.values()) < number
         steps, batch_size = length
         sheet = make_table(
@@ -115,10 +117,12 @@ class Source:
         return Made(table, dataset, number, steps, batch_size, partial, rows, sheet)
 
     def _seeds(self, cell: Cell, steps: int | None, batch_size: int | None) -> int:
-        for seed in range(MOST_SEEDS):
-            if self.library.finished(cell.config(seed, steps, None, batch_size)) is None:
-                return seed
-        return MOST_SEEDS
+        return len(self.seeds_of(cell, steps, batch_size))
+
+    def seeds_of(self, cell: Cell, steps: int | None = None, batch_size: int | None = None) -> list[Found]:
+        """The cell's finished runs from seed 0 on, up to the first that is missing."""
+        every = (self.library.finished(cell.config(seed, steps, None, batch_size)) for seed in range(MOST_SEEDS))
+        return [run for run in takewhile(lambda run: run is not None, every) if run is not None]
 
     def tables(self, dataset: str) -> list[Made]:
         return [made for table in SHOWN[dataset] if (made := self.made(table, dataset)) is not None]

@@ -190,8 +190,15 @@ def limits(results: Results) -> str:
     floor = found[FIRST][1]
     once = product * n * k * d
     exact, fast = (need(results.search("topovq", mode, FIRST)) for mode in ("exact", "fast"))
-    graphed = results.layer("topovq", "exact+graph", "none", FIRST, "assignment") is not None
-    how = "in a graph" if graphed else "eagerly, so with the time to launch them"
+    searches = (("topovq", "exact"), ("topovq", "fast"), ("flash-kmeans", "tf32"), ("flash-kmeans", "fp16"))
+    eager = [
+        named(shape)
+        for shape in found
+        if any(results.layer(name, mode + "+graph", "none", shape, "assignment") is None for name, mode in searches)
+    ]
+    how = "in a graph" + (
+        f" (at {', '.join(eager)} eagerly, or some of them, with the time to launch)" if eager else ""
+    )
     text = f"""Searches are timed alone, {how}, on float32 vectors except for flash-kmeans fp16, which takes float16. At
         {named(FIRST)} ours takes {ms(exact)} ms exact and {ms(fast)} fast. Its products would take {ms(3 * once)} and
         {ms(once)} ms at the measured rate, and the bytes of the step {ms(floor)} ms."""
