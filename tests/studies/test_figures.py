@@ -29,9 +29,10 @@ from topovq.studies.figure_curves import Look, curve, draw_losses, draw_perplexi
 from topovq.studies.figure_maps import draw_maps2, use_picture
 from topovq.studies.figure_neighborhoods import weights
 from topovq.studies.figure_parts import QUICK_SIZE, panels
-from topovq.studies.figure_runs import Images
+from topovq.studies.figure_runs import Images, Search
 from topovq.studies.figure_shifts import shifted_strip
 from topovq.studies.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
+from topovq.studies.library import Library
 from topovq.studies.shifts import batches, level_choices, shift_scores
 from topovq.studies.topography import encoder_outputs, neighbor_ratio, topographies
 from topovq.training import TrainConfig, train
@@ -397,3 +398,14 @@ def test_panels_share_their_colors() -> None:
     for name in ("map", "shifts", "shift-psnr"):
         (parts,) = panels(name, "cifar10").values()
         assert {part.look.label: part.look.color for part in parts} == COLORS
+
+
+def test_pictures_are_of_the_first_seed_that_all_models_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = {("KSOM", 0), ("KSOM", 1), ("EMA-VQ", 1)}
+    monkeypatch.setattr(Search, "_find", lambda _, part, seed: seed if (part.look.label, seed) in have else None)
+    search = Search("map", "cifar10", None, None, None, False, False, Library([]), "runs")
+    parts = panels("map", "cifar10")[""]
+    assert search.of_one_seed(parts) == (1, {"KSOM": 1, "EMA-VQ": 1})
+    have.discard(("EMA-VQ", 1))
+    with pytest.raises(FileNotFoundError, match=r"ema.*, seed 0, 30,000 steps\), which is not in runs"):
+        search.of_one_seed(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,15 @@ class Search:
         if not enough and not self.partial:
             raise FileNotFoundError(self.missing(part, lacking[0]))
         return [run for run in found.values() if run is not None]
+
+    def of_one_seed(self, parts: Sequence[Part]) -> tuple[int, dict[str, Found]]:
+        """The first seed of which every part has its run, and these runs by their labels."""
+        for seed in range(MOST_SEEDS):
+            found = {part.look.label: run for part in parts if (run := self._find(part, seed)) is not None}
+            if len(found) == len(parts):
+                return seed, found
+        lacking = next(part for part in parts if self._find(part, 0) is None)
+        raise FileNotFoundError(self.missing(lacking, 0))
 
     def _find(self, part: Part, seed: int) -> Found | None:
         return self.library.finished(part.config(seed, self.steps, batch_size=self.batch_size))

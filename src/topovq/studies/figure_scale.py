@@ -22,31 +22,32 @@ LOOKS = {
 
 
 def draw_scale(sheet: Sheet) -> Any:
-    """Two panels from the rows of the study's table: each method at the last step it was run to."""
+    """Two panels from the rows of the study's table: filled where runs had all steps, hollow at an earlier step, where
+    methods of which some had fewer are compared."""
     rows = [dict(zip(sheet.columns, row)) for row in sheet.values]
     sizes = sorted({int(row["codebook_size"]) for row in rows})
-    last: dict[tuple[str, int], dict[str, str]] = {}
-    for row in rows:
-        key = row["method"], int(row["codebook_size"])
-        if key not in last or int(row["steps"]) > int(last[key]["steps"]):
-            last[key] = row
-    seeds = sorted({int(row["n"]) for row in last.values()})
-    lengths = sorted({int(row["steps"]) for row in last.values()})
-    caption = (
-        f"{_range(seeds)} seed{'s' * (seeds != [1])} a point, {_range(lengths)} steps; codes in use are those that "
-        "occur among the tokens of the validation images."
-    )
+    seeds = sorted({int(row["n"]) for row in rows})
+    full, *fewer = sorted({int(row["steps"]) for row in rows}, reverse=True)
+    caption = f"{_range(seeds)} seed{'s' * (seeds != [1])} a point, {full:,} steps"
+    if fewer:
+        caption += f"; hollow: after {' or '.join(f'{steps:,}' for steps in fewer)} steps, every method of that size"
+    caption += ". Codes in use are those that occur among the tokens of the validation images."
     with style():
         figure, (losses, uses) = canvas(2, "Codebooks of growing size", caption)
         for method, (label, color, marker) in LOOKS.items():
-            drawn = [last[method, size] for size in sizes if (method, size) in last]
-            at = [int(row["codebook_size"]) for row in drawn]
-            how = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.8, "label": label, "capsize": 2}
-            for ax, name in ((losses, "loss"), (uses, "codes_used_percent")):
-                means = [float(row[f"{name}_mean"]) for row in drawn]
-                spread = [float(row[f"{name}_std"] or 0) for row in drawn]
-                if drawn:
-                    ax.errorbar(at, means, spread, **how)
+            how = {"color": color, "marker": marker, "markersize": 5, "capsize": 2}
+            for steps in (full, *fewer):
+                drawn = [row for row in rows if row["method"] == method and int(row["steps"]) == steps]
+                drawn.sort(key=lambda row: int(row["codebook_size"]))
+                if not drawn:
+                    continue
+                line = {"linewidth": 1.8} if steps == full else {"linewidth": 0.9, "linestyle": "--", "mfc": "white"}
+                for ax, name in ((losses, "loss"), (uses, "codes_used_percent")):
+                    means = [float(row[f"{name}_mean"]) for row in drawn]
+                    spread = [float(row[f"{name}_std"] or 0) for row in drawn]
+                    at = [int(row["codebook_size"]) for row in drawn]
+                    ax.errorbar(at, means, spread, label=label, **how, **line)
+                label = "_"  # once is enough: such labels are not in a legend
         for ax in (losses, uses):
             ax.set_xscale("log", base=2)
             ax.set_xticks(sizes, [f"{size:,}" for size in sizes])

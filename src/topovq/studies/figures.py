@@ -147,17 +147,17 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
 
 
 def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
-    """Pictures of the first seed's models."""
-    runs = {part.look.label: search.runs(part, 1)[0] for part in parts}
+    """Pictures of the models of the first seed of which all are there."""
+    seed, runs = search.of_one_seed(parts)
     check_alike(runs.values())
     models = {name: load(run) for name, run in runs.items()}
     config, model = next(iter(runs.values())).config, next(iter(models.values()))
     setting = _setting(config, search.dataset)
     if search.name == SCALE_MAP:
         taken = images.take(ALL_IMAGES, model, config)
-        caption = f"{setting}, seed 0; KSOM with the recommended schedule. Use is over {len(taken):,} images."
+        caption = f"{setting}, seed {seed}; KSOM with the recommended schedule. Use is over {len(taken):,} images."
         return draw_scale_map(models, {name: token_counts(m, taken) for name, m in models.items()}, caption)
-    caption = f"{setting}, seed 0; KSOM with a hard 2-D neighborhood, τ = 0.1."
+    caption = f"{setting}, seed {seed}; KSOM with a hard 2-D neighborhood, τ = 0.1."
     if search.name == "map":
         return draw_map(models, caption)
     if search.name == "maps2":
@@ -221,7 +221,7 @@ def _setting(config: dict[str, Any], dataset: str) -> str:
     images, batch = config.get("source_train_images") or 0, config["batch_size"]
     steps, usual = config["steps"], SETTINGS[dataset].batch_size
     quick = dataset == QUICK
-    words = [f"{model} on {config['data']}", f"{config['codebook_size']} codes"]
+    words = [f"{model} on {config['data']}", f"{config['codebook_size']:,} codes"]
     if images and other_data(dataset, images):
         words.append(f"{images:,} training images (the paper has about {IMAGES[dataset]:,})")
     words.append(f"{steps:,} steps" + f" (the paper {PAPER_STEPS:,})" * (steps != PAPER_STEPS and not quick))
