@@ -62,6 +62,16 @@ def test_the_numbers_in_the_text_are_those_of_the_records(sheet: Sheet) -> None:
     assert all(abs(step["kohonen hard", size] / step["ema", size] - 1) < 0.02 for size in SIZES)
 
 
+def test_more_tokens_show_more_codes_in_use() -> None:
+    with open(ROOT / "benchmarks" / "results" / "use.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["codebook_size"] == "16384"]
+    used = {(row["quantizer"], row["over"]): f"{float(row['used']):.1%}" for row in rows}
+    over = "validation and training"
+    assert {row["tokens"] for row in rows if row["over"] == over} == {"3200000"}
+    said = f"{used['kohonen', over]} of the codes of `ksom` occur, instead of {used['kohonen', 'validation']}, and "
+    assert f"{said}{used['ema', over]} of those of `ema`" in " ".join(PAGE.split())
+
+
 def test_the_map_is_compared_with_others_after_as_many_steps(sheet: Sheet) -> None:
     rows = by_method(sheet, 6_000)
     assert {size for _, size in rows} == {16_384}
