@@ -84,6 +84,16 @@ def test_a_run_of_the_shared_length_goes_before_the_curve_of_a_longer_one(tmp_pa
     ]
 
 
+def test_a_step_before_the_first_validation_needs_runs_of_its_own(tmp_path: Path) -> None:
+    library = write_study(tmp_path, peer_steps=500)
+    with pytest.raises(
+        IncompleteTable, match=r"missing: ema K=512 .* at step 500 \(runs with --steps 500\); ksom-paper"
+    ):
+        make(library)
+    rows = [(row["method"], row["steps"]) for row in as_rows(make(library, partial=True))]
+    assert rows == [("ema", "4000"), ("ksom-paper", "4000"), ("ksom", "4000"), ("gradient", "500")]
+
+
 def test_another_batch_is_another_run_and_the_caption_says_so(tmp_path: Path) -> None:
     for cell in specs.cells("scale", codebooks=[512]):
         for seed in cell.seeds(3):

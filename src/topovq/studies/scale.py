@@ -70,7 +70,10 @@ def make_scale(
         }
         missing += [text for cell, found in group.items() for text in _lacking(cell, found, number)]
         runs += [run for found in group.values() for same in found.values() for run in same]
-        lines += _lines({cell: found for cell, found in group.items() if found})
+        made = _lines({cell: found for cell, found in group.items() if found})
+        lines += [line for line in made if line.validations]
+        early = [line for line in made if not line.validations]
+        missing += [f"{line.cell.name} at step {line.step:,} (runs with --steps {line.step})" for line in early]
     mixed = mixtures(runs)
     problems = [
         *([f"missing: {some(missing)}"] if missing else []),
