@@ -20,6 +20,7 @@ from topovq.training import TrainConfig
 TABLES = ("sensitivity", "main", "robustness", "ablation", "gradient")
 SCALE = "scale"
 SEEDS = 5
+FEWER_SEEDS = 3  # of the tables with many cells
 PAPER_STEPS = 30_000
 QUICK = "photos"  # the data set of the quick versions
 
@@ -183,7 +184,6 @@ OURS_AT_SCALE = (
     Cell(SCALE, "cifar10", "ksom"),
 )
 PEERS_AT_SCALE = tuple(Cell(SCALE, "cifar10", name) for name in ("vqp", "vqp-rotation", "simvq", "fsq", "lfq"))
-SCALE_SEEDS = 3
 SCALE_SEEDS_UP_TO = 16_384  # beyond it, and for the peers, one seed
 
 
@@ -224,7 +224,7 @@ def configs(
 
 
 def default_seeds(table: str, dataset: str) -> int:
-    return QUICK_SEEDS if dataset == QUICK else SCALE_SEEDS if table == SCALE else SEEDS
+    return QUICK_SEEDS if dataset == QUICK else FEWER_SEEDS if table in (SCALE, "ablation", "gradient") else SEEDS
 
 
 def _paper_cells(table: str, dataset: str) -> Iterable[Cell]:
@@ -263,5 +263,5 @@ def _scale(dataset: str, codebooks: Sequence[int] | None) -> list[Cell]:
     for size in chosen:
         for cell in methods:
             many = cell in OURS_AT_SCALE and size <= SCALE_SEEDS_UP_TO
-            rows.append(replace(cell, dataset=dataset, codebook_size=size, most_seeds=SCALE_SEEDS if many else 1))
+            rows.append(replace(cell, dataset=dataset, codebook_size=size, most_seeds=FEWER_SEEDS if many else 1))
     return rows
