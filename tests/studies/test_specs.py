@@ -94,7 +94,7 @@ def test_cells_of_several_tables_are_one_run() -> None:
         find("gradient", method="ema"),
     ]
     assert len({cell.config(0).run_id for cell in same}) == 1
-    # Of 5 seeds: EMA-VQ 4, hard 2-D 4, gaussian and exponential 2. Of 3: the other maps and taus 9, gradient 1, SOM-VAE 4.
+    # Of 5 seeds: EMA-VQ 4, hard 2-D 4, gaussian and exponential 2. Of 3: other maps and taus 9, gradient 1, SOM-VAE 4.
     assert len({config.run_id for table in TABLES for config in configs(table)}) == 10 * 5 + 14 * 3
 
 
