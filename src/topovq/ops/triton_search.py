@@ -18,6 +18,7 @@ little closer; so tiles far apart follow each other, and the first few come clos
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -140,8 +141,8 @@ def _search_kernel(
     EACH: tl.constexpr, SHARED: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The closest of a share of the code tiles, every `turn`-th of them, round and round; of the first share also which
-    vectors are valid."""
+    """The closest of a share of the code tiles, every `turn`-th of them, round and round (one after the other with EACH,
+    where no tile costs more than another); of the first share also which vectors are valid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DC)
     first_tile = tl.program_id(1) * share
@@ -180,7 +181,7 @@ def _search_kernel(
     if DC == DP:
         hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
         for step in range(share):
-            tile = first_tile + step * turn % share
+            tile = first_tile + (step if EACH else step * turn % share)
             code = tile * BLOCK_K + column
             place = code[None, :].to(tl.int64) * DP + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
@@ -273,6 +274,7 @@ def shares_of(programs: int, tiles: int) -> int:
     return max(1, min(BUSY // max(1, programs), tiles // LEAST_TILES))
 
 
+@lru_cache(maxsize=256)
 def turn_of(share: int) -> int:
     """How many tiles further on the next one is, so that all get their turn: their golden ratio leaves no gaps."""
     if share > 46_340:  # the product of two such numbers must fit 32 bits
@@ -333,7 +335,7 @@ def nearest_triton(
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
             center_D, hi, lo, scale_K, bias_K,
             found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
-            n, d, share, 1 if tiles.each else turn_of(share), x_ND.stride(0), x_ND.stride(1),
+            n, d, share, turn_of(share), x_ND.stride(0), x_ND.stride(1),
             HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
             EXACT=exact, WHOLE=whole, EACH=tiles.each, SHARED=shares > 1,
             DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
