@@ -141,7 +141,7 @@ def _search_kernel(
     EACH: tl.constexpr, SHARED: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The closest of a share of the code tiles, every `turn`-th of them, round and round (one after the other with EACH,
+    """The closest of a share of the code tiles, every `turn`-th, round and round (one after the other with EACH,
     where no tile costs more than another); of the first share also which vectors are valid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DC)
