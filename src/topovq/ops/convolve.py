@@ -18,7 +18,8 @@ from torch import Tensor
 from topovq.grid import ROW_HEIGHT, Grid
 from topovq.ops.kernel import CUTOFF, Kernel
 
-BLOCK = 3 * 2**20  # entries transformed at a time on the CPU: they stay near its cache
+# Entries transformed at a time: on a CPU few enough to stay near its cores, on a GPU few enough to need little memory.
+BLOCK_ON_CPU, BLOCK_ON_GPU = 2**18, 2**21
 
 
 def convolve(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
@@ -42,7 +43,8 @@ def convolve(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
     cross = _transfer(kernel, padded, pitches, [0.5, 0.5], stats_KC.device) if hexagonal else same
 
     out = torch.empty_like(field)
-    channels = max(1, BLOCK // math.prod(padded)) if stats_KC.device.type == "cpu" else stats_KC.shape[1]
+    block = BLOCK_ON_CPU if stats_KC.device.type == "cpu" else BLOCK_ON_GPU
+    channels = max(1, block // math.prod(padded))
     for first in range(0, stats_KC.shape[1], channels):
         columns = slice(first, first + channels)
         spectra = [_forward(field[p::parities, ..., columns], padded) for p in range(parities)]
