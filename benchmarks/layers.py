@@ -44,6 +44,7 @@ SHAPES = [
     (65_536, 1_048_576, 64),
 ]
 STEP = "fwd+bwd+update"
+ORDERED = "assignment, ordered codes"
 MOST_SECONDS = 2.0  # a layer slower than this per step is timed once
 
 
@@ -139,7 +140,7 @@ class Table:
                "roofline_ms": "" if floor is None else f"{floor:.4f}", **self.common}  # fmt: skip
         memory = "" if mib is None else f"{mib:10.1f} MiB"
         below = "" if floor is None else f"{floor:9.3f} floor"
-        print(f"  {library:<24}{mode:<16}{neighborhood:<12}{what:<21}{ms:9.3f} ms{memory}{below}", flush=True)
+        print(f"  {library:<24}{mode:<16}{neighborhood:<12}{what:<27}{ms:9.3f} ms{memory}{below}", flush=True)
         self.rows += 1
         if self.out:
             with open(self.out, "a", newline="") as file:
@@ -212,6 +213,19 @@ def time_layer(
             search = partial(nearest, points, codes, precision=mode)
             table.add(library, mode, "none", shape, "assignment", median_ms(search))
             table.add(library, mode + "+graph", "none", shape, "assignment", median_ms(captured(search)))
+            codes = codes_on_a_map(layer.grid.shape, d)
+            points = codes[torch.randint(k, (n,), device="cuda")] + 0.1 * torch.randn(n, d, device="cuda")
+            search = partial(nearest, points, codes, precision=mode)
+            table.add(library, mode + "+graph", "none", shape, ORDERED, median_ms(captured(search)))
+
+
+def codes_on_a_map(shape: tuple[int, ...], d: int) -> Tensor:
+    """Codes [K, d] that change little from place to place, as those of a trained map do."""
+    axes = [torch.linspace(0, 1, n, device="cuda") for n in shape]
+    places_KA = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    waves_AD = 4 * torch.randn(len(shape), d, device="cuda")
+    codes_KD = torch.sin(places_KA @ waves_AD + 6.28 * torch.rand(d, device="cuda"))
+    return codes_KD + 0.05 * torch.randn_like(codes_KD)
 
 
 def time_accumulate(table: Table, shape: tuple[int, int, int]) -> None:

@@ -205,6 +205,14 @@ def limits(results: Results) -> str:
     tf32, fp16 = (", ".join(shapes) or "no shape" for shapes in beaten.values())
     other = f"""flash-kmeans searches faster with TF32 than topovq exact at {tf32}, and with float16 vectors than topovq
         fast at {fp16}."""
+    ordered = {
+        named(shape): value / need(results.search("topovq", "exact", shape))
+        for shape in found
+        if (value := results.layer("topovq", "exact+graph", "none", shape, "assignment, ordered codes")) is not None
+    }
+    if ordered:
+        other += f""" On codes in the order of a map, as after training, the exact search takes
+            {", ".join(f"{ratio:.2f}x as long at {where}" for where, ratio in ordered.items())}."""
     return table(head, rows) + "\n" + prose(text) + "\n" + prose(other)
 
 

@@ -151,6 +151,17 @@ def test_slower_than_ema():
     assert " ".join(made.split()).endswith(said + " At its narrowest, for the second half, it takes +1.0% at 512.")
 
 
+def test_codes_in_the_order_of_a_map_are_named_where_they_were_measured(results):
+    assert "in the order of a map" not in tables.limits(results)
+    changed = copy.deepcopy(results)
+    search = results.search("topovq", "exact", FIRST)
+    changed.layers.append(row("topovq", "exact+graph", "none", FIRST, 1.5 * search, what="assignment, ordered codes"))
+    said = " ".join(tables.limits(changed).split())
+    assert (
+        "On codes in the order of a map, as after training, the exact search takes 1.50x as long at 524,288 x" in said
+    )
+
+
 class TestTheProse:
     """What the page says in words."""
 
