@@ -152,14 +152,13 @@ def test_slower_than_ema():
 
 
 def test_codes_in_the_order_of_a_map_are_named_where_they_were_measured(results):
-    assert "in the order of a map" not in tables.limits(results)
-    changed = copy.deepcopy(results)
+    changed, what = copy.deepcopy(results), "assignment, ordered codes"
+    changed.layers[:] = [each for each in changed.layers if each["what"] != what]
+    assert "in the order of a map" not in tables.limits(changed)
     search = results.search("topovq", "exact", FIRST)
-    changed.layers.append(row("topovq", "exact+graph", "none", FIRST, 1.5 * search, what="assignment, ordered codes"))
+    changed.layers.append(row("topovq", "exact+graph", "none", FIRST, 1.5 * search, what=what))
     said = " ".join(tables.limits(changed).split())
-    assert (
-        "On codes in the order of a map, as after training, the exact search takes 1.50x as long at 524,288 x" in said
-    )
+    assert "as after training, the exact search takes 1.50x as long at 524,288 x 512 x 64." in said
 
 
 class TestTheProse:
