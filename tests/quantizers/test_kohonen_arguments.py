@@ -1,0 +1,123 @@
+"""What KohonenVQ is given: the recommended neighborhood and what takes its place, and what is refused."""
+
+import pytest
+import torch
+
+from topovq import Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
+from topovq.neighborhood import Neighborhood, recommended
+
+
+def test_codes_on_the_map():
+    vq = KohonenVQ(4, 24, grid=(4, 6))
+    assert vq.grid == Grid((4, 6))
+    assert vq.coords(torch.tensor([[0, 7], [23, -1]])).tolist() == [[[0, 0], [1, 1]], [[3, 5], [-1, -1]]]
+    assert KohonenVQ(4, 512).grid.shape == (16, 32)
+    assert KohonenVQ(4, 9, grid=[3, 3], topology="hexagonal").grid.topology == "hexagonal"
+    assert KohonenVQ(4, 7, neighborhood="none").grid.shape == (7,), "without a neighborhood any size will do"
+
+
+def setting(vq: KohonenVQ) -> tuple[str, Schedule, float | None]:
+    return vq.neighborhood.kind, vq.neighborhood.schedule, vq.neighborhood.radius
+
+
+def test_a_neighborhood_left_open_is_the_recommended_one():
+    grid = Grid((16, 32))
+    assert setting(KohonenVQ(4, 512)) == recommended(grid, None)
+    assert setting(KohonenVQ(4, 512, steps=1000)) == recommended(grid, 1000)
+    assert setting(SoftKohonenVQ(4, 512, steps=1000)) == recommended(grid, 1000)
+    for vq in ResidualVQ(4, 512, num_quantizers=2, steps=1000).quantizers:
+        assert setting(vq) == recommended(grid, 1000)
+    assert setting(KohonenVQ(4, 100, grid=100, steps=1000)) == recommended(Grid(100), 1000)
+
+
+def test_what_is_given_takes_the_place_of_the_recommended_part():
+    kind, _, radius = recommended(Grid((16, 32)), None)
+    assert setting(KohonenVQ(4, 512, tau=0.5)) == (kind, Schedule.harmonic(0.5), radius)
+    assert setting(KohonenVQ(4, 512, radius=3.0)) == (kind, recommended(Grid((16, 32)), None)[1], 3.0)
+    assert setting(KohonenVQ(4, 512, schedule=Schedule.linear(4, 1, 9))) == (kind, Schedule.linear(4, 1, 9), None)
+
+
+@pytest.mark.parametrize("kind", ["none", "hard", "gaussian", "exponential"])
+def test_a_named_neighborhood_has_the_papers_settings(kind):
+    paper = Neighborhood(kind, Grid((4, 4)))
+    assert setting(KohonenVQ(4, 16, neighborhood=kind)) == (kind, Schedule.harmonic(0.1), paper.radius)
+
+
+def test_setting_the_codebook_lasts():
+    vq = KohonenVQ(2, 4, neighborhood="none")
+    for _ in range(3):
+        vq(torch.randn(10, 2))
+    target = torch.tensor([[9.0, 9.0], [-9.0, 9.0], [9.0, -9.0], [-9.0, -9.0]])
+    vq.codebook = target
+    vq(target)
+    assert torch.allclose(vq.codebook, target, atol=1e-3)
+    with pytest.raises(ValueError, match=r"\(3, 2\).*\(4, 2\)"):
+        vq.codebook = torch.zeros(3, 2)
+
+
+BAD_ARGUMENTS = [
+    ({"codebook_size": 0}, r"codebook_size=0"),
+    ({"codebook_size": 13}, r"13 codes.*12, 14"),
+    ({"codebook_size": 16, "grid": (3, 5)}, r"holds 15 codes, but codebook_size=16"),
+    ({"codebook_size": 16, "tau": -0.1}, r"tau=-0.1"),
+    ({"codebook_size": 16, "neighborhood": "square"}, r"'square'.*'hard'"),
+    ({"codebook_size": 16, "topology": "round"}, r"'round'.*'hexagonal'"),
+    ({"codebook_size": 16, "metric": "manhattan"}, r"'manhattan'.*'cosine'"),
+    ({"codebook_size": 16, "count_smoothing": "none"}, r"'none'.*'carried'"),
+    ({"codebook_size": 16, "decay": 1.0}, r"decay=1.0"),
+    ({"codebook_size": 16, "threshold_ema_dead_code": 2}, r"threshold_ema_dead_code=2.*share of the mean"),
+    ({"codebook_size": 16, "accept_image_fmap": True, "accept_3d_fmap": True}, "exclude each other"),
+    ({"codebook_size": 16, "tau": 0.1, "schedule": Schedule.linear(3, 1, 10)}, "exclude each other"),
+    ({"codebook_size": 16, "radius": 2.0, "schedule": Schedule.linear(3, 1, 10)}, r"radius=2.0"),
+    ({"codebook_size": 16, "steps": 0}, r"steps=0 must be an int of at least 1"),
+    ({"codebook_size": 16, "steps": 9, "neighborhood": "hard"}, r"steps=9.*neighborhood='hard'.*leave one out"),
+    ({"codebook_size": 16, "steps": 9, "tau": 0.1, "radius": 2.0}, r"steps=9.*tau=0.1, radius=2.0.*leave one out"),
+    ({"codebook_size": 16, "steps": 9, "schedule": Schedule.linear(3, 1, 10)}, r"steps=9.*schedule=.*leave one out"),
+    ({"codebook_size": 16, "learnable_codebook": True}, "ema_update=False"),
+    ({"codebook_size": 16, "heads": 0}, "heads=0"),
+    ({"codebook_size": 16, "commitment_weight": float("nan")}, "commitment_weight=nan"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS, ids=str)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        KohonenVQ(4, **arguments)
+
+
+@pytest.mark.parametrize("name", ["orthogonal_reg_weight", "stochastic_sample_codes", "affine_param", "vq_bridge"])
+def test_peers_arguments_without_a_counterpart_are_refused_with_advice(name):
+    with pytest.raises(TypeError, match=rf"KohonenVQ: {name}=1 is not supported; \w+"):
+        KohonenVQ(4, 16, **{name: 1})
+    with pytest.raises(TypeError, match="accumulate"):
+        KohonenVQ(4, 16)(torch.randn(2, 4), accum_ema_update=True)
+    with pytest.raises(TypeError, match="schedule='linear' is no Schedule"):
+        KohonenVQ(4, 16, schedule="linear")
+    with pytest.raises(TypeError, match="no argument here"):
+        KohonenVQ(4, 16, codebok_dim=3)
+
+
+def test_bad_input_is_refused():
+    vq = KohonenVQ(4, 16)
+    with pytest.raises(ValueError, match=r"\(2, 5\) must end in dim = 4"):
+        vq(torch.randn(2, 5))
+    with pytest.raises(ValueError, match=r"\(4,\) must be \[B, ..., C\] with C = dim = 4"):
+        vq(torch.randn(4))
+    with pytest.raises(ValueError, match="accept_image_fmap=True"):
+        vq(torch.randn(2, 4, 8, 8))
+    with pytest.raises(TypeError, match=r"torch.int64"):
+        vq(torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"must be \[B, C, height, width\] with C = dim = 4"):
+        KohonenVQ(4, 16, accept_image_fmap=True)(torch.randn(2, 3, 8, 8))
+    with pytest.raises(ValueError, match=r"mask of shape \(2, 3\)"):
+        vq(torch.randn(2, 4, 4), mask=torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="exclude each other"):
+        vq(torch.randn(2, 4, 4), mask=torch.ones(2, 4, dtype=torch.bool), lens=torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="token 16 is out of range: expected 0 to 15"):
+        vq.get_codes_from_indices(torch.tensor([3, 16]))
+    with pytest.raises(ValueError, match="token 16 is out of range: expected 0 to 15"):
+        vq.coords(torch.tensor([16]))
+    with pytest.raises(ValueError, match=r"code -1 is out of range: expected 0 to 15$"):
+        vq.freeze([3, -1])
+    with pytest.raises(TypeError, match=r"float32"):
+        vq.get_codes_from_indices(torch.tensor([0.5]))
