@@ -57,6 +57,7 @@ class Results:
 
     layers: list[Row]
     training: list[Row]
+    kernels: list[Row]
     scale: list[Row]
     at_once: list[Row]
     layers_cpu: list[Row]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from benchmarks.kernels import BESIDE
 from benchmarks.measured import (
     CONTENTION,
     FIRST,
@@ -36,7 +37,7 @@ def measured(results: Results) -> str:
     def of(rows: list[Row], column: str) -> str:
         return listed(row[column] for row in rows)
 
-    layers, steps = results.layers, [*results.training, *results.scale, *results.at_once]
+    layers, steps = results.layers, [*results.training, *results.kernels, *results.scale, *results.at_once]
 
     def commits(rows: list[Row]) -> str:
         return listed(row["commit"][:7] for row in rows)
@@ -44,7 +45,7 @@ def measured(results: Results) -> str:
     versions = [of(steps, f"version_{name}") for name in ("torch", "triton")]
     rows = [
         ["layers.csv", *(of(layers, name) for name in ("gpu", "torch", "triton")), commits(layers), of(layers, "date")],
-        ["training.csv, scale.csv, at_once.csv", of(steps, "hardware"), *versions, commits(steps), ""],
+        ["training.csv, kernels.csv, scale.csv, at_once.csv", of(steps, "hardware"), *versions, commits(steps), ""],
     ]
     peer = of(steps, "version_vector-quantize-pytorch")
     text = f"""Driver {of(layers, "driver")}, CUDA {of(steps, "version_cuda")}, Python {of(steps, "version_python")},
@@ -305,6 +306,28 @@ def training(results: Results) -> str:
     return table(head, rows) + "\n" + "".join(lines)
 
 
+def kernels(results: Results) -> str:
+    """What fills the step of the larger model."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in results.kernels:
+        found.setdefault(row["kind"], []).append((float(row["ms"]), float(row["calls"])))
+    total = {name: (sum(ms for ms, _ in some), sum(calls for _, calls in some)) for name, some in found.items()}
+    rows = [
+        [name, ms(taken), f"{calls:,.0f}"]
+        for name, (taken, calls) in sorted(total.items(), key=lambda each: -each[1][0])
+    ]
+    inside = {name: figures for name, figures in total.items() if name != BESIDE}
+    taken, calls = (sum(column) for column in zip(*inside.values()))
+    (case,) = {row["case"] for row in results.kernels}
+    commits = listed(row["commit"][:7] for row in results.kernels)
+    text = f"""Without the copy, which runs beside the rest, the {calls:,.0f} kernels of a step take {ms(taken)} ms,
+        {total["convolutions"][0] / taken:.0%} of it for convolutions, which are cuDNN's and cuBLAS's
+        ([kernels.csv](../benchmarks/results/kernels.csv), {case}, commit {commits}); the target for the whole step is
+        {goal(STEP_TARGETS[case])} ms. What it takes beyond its kernels are the gaps between them, and whatever else
+        the device waits for."""
+    return table(["kernels", "ms a step", "calls"], rows) + "\n" + prose(text)
+
+
 def scale(results: Results) -> str:
     """A training step over codebook sizes, and how much slower than EMA-VQ each is."""
     rows = []
@@ -371,7 +394,7 @@ def cpu(results: Results) -> str:
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
     block.__name__: block
-    for block in (measured, short, layers, targets, limits, accumulation, eager, training, scale, at_once, cpu)
+    for block in (measured, short, layers, targets, limits, accumulation, eager, training, kernels, scale, at_once, cpu)
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import measured, plots, tables, written  # noqa: E402
+from benchmarks import kernels, measured, plots, tables, written  # noqa: E402
 
 PAGE = ROOT / "docs" / "speed.md"
 SMALL, FIRST, LARGEST = (16_384, 512, 64), (524_288, 512, 64), (65_536, 1_048_576, 64)
@@ -149,6 +149,30 @@ def test_slower_than_ema():
     rows.append({"codebook_size": "512", "quantizer": "kohonen at 0.75", "ms": "2.02", "peak_mib": "100"})
     made = tables.scale(only(scale=rows))
     assert " ".join(made.split()).endswith(said + " At its narrowest, for the second half, it takes +1.0% at 512.")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "of"),
+    [
+        ("sm90_xmma_fprop_implicit_gemm_bf16", "convolutions"),
+        ("nvjet_sm90_tst_32x64_64x16_1x2_h_bz_splitK_NTN", "convolutions"),
+        ("triton_red_fused_convolution_backward_12", "sums of gradients"),
+        ("triton_poi_fused_cat_convolution_0", "activations, additions"),
+        ("_search_kernel", "quantizers"),
+        ("_norm_kernel", "optimizer"),
+        ("Memcpy HtoD (Pinned -> Device)", kernels.BESIDE),
+        ("Memcpy DtoD (Device -> Device)", "copies and zeros"),
+    ],
+)
+def test_kernels_are_told_apart_by_their_names(kernel, of):
+    assert kernels.kind(kernel) == of
+
+
+def test_what_fills_a_step_adds_up(results):
+    rows = [r for r in results.kernels if r["kind"] != kernels.BESIDE]
+    calls, ms = (sum(float(r[column]) for r in rows) for column in ("calls", "ms"))
+    said = f"the {calls:.0f} kernels of a step take {ms:.1f} ms"
+    assert said in " ".join(tables.kernels(results).split())
 
 
 def test_codes_in_the_order_of_a_map_are_named_where_they_were_measured(results):
