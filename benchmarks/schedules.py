@@ -5,7 +5,8 @@
 
 The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width falls exponentially from a share of the
 map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it. Rows
-of which nothing was run are left out. A second table is of a small model with 4,096 codes that was trained on a CPU.
+of which nothing was run are left out. A second table is of a small model with 4,096 codes that was trained on a CPU, a
+third of decays in the quick version of the study `scale`, on a CPU as well.
 """
 
 from __future__ import annotations
@@ -88,6 +89,23 @@ def small_table(records: Path = RECORDS / "schedule_small") -> list[str]:
     return lines
 
 
+def short_table(records: Path = RECORDS / "schedule_short") -> list[str]:
+    """Decays in short trainings, in Markdown: validation loss (1e-3) and codes in use at the last step."""
+    cells: dict[tuple[str, float], dict[tuple[int, int], str]] = {}
+    for run in Library([records]).all():
+        config, last = run.config, run.validations()[-1]
+        name = "EMA-VQ" if config["quantizer"] == "ema" else "recommended"
+        cell = cells.setdefault((name, config["quantizer_options"]["decay"]), {})
+        cell[config["steps"], config["codebook_size"]] = f"{1e3 * last['loss']:.1f}, {last['usage']:.1%}"
+    columns = sorted({column for found in cells.values() for column in found})
+    head = ["neighborhood", "decay", *(f"{steps:,} steps, K = {size:,}" for steps, size in columns)]
+    lines = [f"| {' | '.join(head)} |", "| --- |" + " --: |" * (1 + len(columns))]
+    for name, decay in sorted(cells, key=lambda key: (key[0] == "EMA-VQ", -key[1])):
+        shown = [cells[name, decay].get(column, "") for column in columns]
+        lines.append(f"| {' | '.join([name, f'{decay:g}', *shown])} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true", help="train what is missing, into --runs")
@@ -97,7 +115,7 @@ def main() -> None:
         library = Library([RECORDS])
         todo = [config for _, runs in rows() for config in runs if library.finished(config) is None]
         run_all(todo, arguments.runs)
-    print("\n".join([*table(), "", *small_table()]))
+    print("\n".join([*table(), "", *small_table(), "", *short_table()]))
 
 
 if __name__ == "__main__":

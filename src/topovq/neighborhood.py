@@ -37,6 +37,9 @@ START_SHARE = 1 / 16  # first width, as a share of the map's side
 LEAST_START = 1.0  # ... but never below this many cells
 END_WIDTH = 0.3  # last width: a neighbor's weight is 1.5e-5
 SPAN = 0.5  # share of the steps over which the width falls
+MEMORY = 100  # updates that the running means go back, 1 / (1 - decay),
+MEMORY_SHARE = 1 / 60  # ... or this share of the steps where that is less,
+LEAST_MEMORY = 20  # ... but never below this
 OPEN_SHARE = 1 / 2  # first width where the number of steps is not known: wide enough to take all codes along at once,
 OPEN_MOST = 16.0  # ... but never above this many cells: on larger maps it reaches the far ones in waves
 OPEN_TAU = 0.01  # of 1/(1 + t*tau) there, per cell of the first width
@@ -173,6 +176,12 @@ def recommended(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | N
         return "gaussian", Schedule.harmonic(OPEN_TAU * start), start
     start = max(LEAST_START, START_SHARE * side)
     return "gaussian", Schedule.exponential(start, END_WIDTH, max(1, round(SPAN * steps))), None
+
+
+def recommended_decay(steps: int | None) -> float:
+    """0.99, or less where `steps` is known and so small that the codes would lag behind the encoder for much of it."""
+    memory = MEMORY if steps is None else min(MEMORY, max(LEAST_MEMORY, MEMORY_SHARE * steps))
+    return round(1 - 1 / memory, 4)
 
 
 def default_radius(kind: str, grid: Grid) -> float:

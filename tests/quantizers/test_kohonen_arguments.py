@@ -30,6 +30,15 @@ def test_a_neighborhood_left_open_is_the_recommended_one():
     assert setting(KohonenVQ(4, 100, grid=100, steps=1000)) == recommended(Grid(100), 1000)
 
 
+def test_a_short_training_has_a_shorter_memory():
+    def decay(**options):
+        return KohonenVQ(4, 16, **options).codebook_of(0).decay
+
+    assert decay() == decay(neighborhood="none") == decay(steps=6_000) == decay(steps=10**6) == 0.99
+    assert (decay(steps=3_000), decay(steps=1_200), decay(steps=1)) == (0.98, 0.95, 0.95)
+    assert decay(steps=1_200, decay=0.5) == 0.5
+
+
 def test_what_is_given_takes_the_place_of_the_recommended_part():
     kind, _, radius = recommended(Grid((16, 32)), None)
     assert setting(KohonenVQ(4, 512, tau=0.5)) == (kind, Schedule.harmonic(0.5), radius)

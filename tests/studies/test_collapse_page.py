@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.schedules import small_table, table
+from benchmarks.schedules import short_table, small_table, table
 
 from topovq.models.peers import FSQ_LEVELS
 from topovq.studies.figure_scale import LOOKS, draw_scale
@@ -28,8 +28,12 @@ def sheet() -> Sheet:
 
 
 def test_the_tables_are_those_of_the_records(sheet: Sheet) -> None:
-    rows = [line for line in [*markdown(sheet).splitlines(), *table(), *small_table()] if line.startswith("|")]
-    assert len(rows) == 2 + 3 * len(SIZES) + len(PEERS) + 3 + 2 + 8 + 2 + 12
+    rows = [
+        line
+        for line in [*markdown(sheet).splitlines(), *table(), *small_table(), *short_table()]
+        if line.startswith("|")
+    ]
+    assert len(rows) == 2 + 3 * len(SIZES) + len(PEERS) + 3 + 2 + 8 + 2 + 12 + 2 + 8
     assert [line for line in PAGE.splitlines() if line.startswith("|")] == rows
     assert (ROOT / "docs" / "results" / "scale-cifar10.csv").read_text() == as_csv(sheet)
 

@@ -25,7 +25,7 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
     """The options that spell out the recommended neighborhood."""
     kind, schedule, radius = recommended(Grid.balanced(size), steps)
     assert radius is None
-    return {"neighborhood": kind, "schedule": schedule.to_dict()}
+    return {"neighborhood": kind, "schedule": schedule.to_dict(), **({"decay": 0.95} if steps <= 1_200 else {})}
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,11 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
         ({}, open_for(700)),
         ({"quantizer": "soft"}, open_for(700)),
         ({"quantizer": "residual"}, open_for(700)),
-        ({"quantizer_options": {"decay": 0.9}}, {"decay": 0.9, **open_for(700)}),
+        ({"quantizer_options": {"decay": 0.9}}, {**open_for(700), "decay": 0.9}),
         ({"quantizer_options": {"steps": 50}}, open_for(50)),
         ({"quantizer_options": {"grid": [4, 128]}}, {"grid": [4, 128], **open_for(700)}),
         ({"codebook_size": 4096}, open_for(700, 4096)),
+        ({"quantizer_options": {"steps": 6_000}}, open_for(6_000)),
         ({"quantizer_options": {"tau": 0.2}}, {"tau": 0.2}),
         ({"quantizer_options": {"neighborhood": "hard"}}, {"neighborhood": "hard"}),
         ({"quantizer": "ema"}, {}),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.grid import TOPOLOGIES, Grid, balanced_shape
-from topovq.neighborhood import Neighborhood, Schedule, recommended
+from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
 from topovq.ops.nearest import check_metric, check_precision
 from topovq.ops.quantize import Choice
 from topovq.quantizers.base import Quantizer, refuse_arguments
@@ -27,15 +27,17 @@ class KohonenVQ(Quantizer, HubModule):
         topology, wrap  "rectangular" or "hexagonal"; open borders (False), a torus (True), or one bool per axis
         steps           number of training updates to come, if known. Gives the recommended neighborhood: a Gaussian
                         whose width falls exponentially from a share of the map's side to below one cell over a share
-                        of the steps (neighborhood.py: recommended). Without it, and with no neighborhood named: a
-                        Gaussian with a wider start, falling as 1/sqrt(1 + t*tau), for training of any length
+                        of the steps (neighborhood.py: recommended), and if they are few a lower decay. Without it, and
+                        with no neighborhood named: a Gaussian with a wider start, falling as 1/sqrt(1 + t*tau), for
+                        training of any length
         neighborhood    by name, with the paper's settings: "hard", "gaussian", "exponential", or "none" (EMA-VQ)
         tau, radius     the paper's schedule 1/(1 + t*tau), tau = 0.1, and the neighborhood's first width
                         (neighborhood.py)
         schedule        instead of tau and radius, the width over a known number of steps: Schedule.linear(start, end,
                         steps) or Schedule.exponential(start, end, steps)
     The learning rule (codebook.py)
-        decay, eps, count_init, update_empty, count_smoothing
+        decay           0.99 if not given; less where `steps` is below 6,000 (neighborhood.py: recommended_decay)
+        eps, count_init, update_empty, count_smoothing
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
         threshold_ema_dead_code     revive codes whose count is under this share of the mean count (0: never)
         ema_update, freeze_codebook False / True: codes do not move (but ema_update=False may start from the data)
@@ -54,7 +56,7 @@ class KohonenVQ(Quantizer, HubModule):
         codebook_dim: int | None = None,
         heads: int = 1,
         separate_codebook_per_head: bool = False,
-        decay: float = 0.99,
+        decay: float | None = None,
         eps: float = 1e-5,
         freeze_codebook: bool = False,
         kmeans_init: bool = False,
@@ -110,7 +112,7 @@ class KohonenVQ(Quantizer, HubModule):
                 around,
                 metric=metric,
                 precision=precision,
-                decay=decay,
+                decay=recommended_decay(steps) if decay is None else decay,
                 eps=eps,
                 count_init=count_init,
                 update_empty=update_empty,

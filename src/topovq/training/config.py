@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topovq.models import MODELS, Tokenizer, check_name, check_options
-from topovq.neighborhood import recommended
+from topovq.neighborhood import recommended, recommended_decay
 from topovq.quantizers.kohonen import make_grid
 from topovq.training.record import RECORD_FILE, read_record
 
@@ -129,11 +129,14 @@ class TrainConfig:
         kept = {name: value for name, value in options.items() if name != "steps"}
         if not given and self.resume and self.out is not None and (self.out / RECORD_FILE).exists():
             started = read_record(self.out / RECORD_FILE)[0].get("quantizer_options", {})
-            return {**kept, **{name: started[name] for name in NEIGHBORHOOD_OPTIONS if name in started}}
+            return {**{name: started[name] for name in (*NEIGHBORHOOD_OPTIONS, "decay") if name in started}, **kept}
         topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
         grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap, needed=True)
-        neighborhood, schedule, _ = recommended(grid, options.get("steps", self.steps))
-        return {**kept, "neighborhood": neighborhood, "schedule": schedule.to_dict()}
+        steps = options.get("steps", self.steps)
+        neighborhood, schedule, _ = recommended(grid, steps)
+        decay = recommended_decay(steps)
+        lower = {"decay": decay} if decay != recommended_decay(None) and "decay" not in kept else {}
+        return {**kept, **lower, "neighborhood": neighborhood, "schedule": schedule.to_dict()}
 
     def _check_model_options(self) -> None:
         known = [name for name in inspect.signature(MODELS[self.model]).parameters if not hasattr(self, name)]
