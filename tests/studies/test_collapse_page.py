@@ -76,6 +76,16 @@ def test_more_tokens_show_more_codes_in_use() -> None:
     assert f"{said}{used['ema', over]} of those of `ema`" in " ".join(PAGE.split())
 
 
+def test_in_short_trainings_lower_decays_are_better() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in short_table()[2:]]
+    losses = {
+        row[1]: [float(cell.split(",")[0]) for cell in row[2:]] for row in rows if row[0] == "recommended" and all(row)
+    }
+    assert set(losses) == {"0.99", "0.97", "0.95"}
+    assert len(losses["0.99"]) == 4
+    assert all(low < high for name in ("0.97", "0.95") for low, high in zip(losses[name], losses["0.99"]))
+
+
 def test_the_map_is_compared_with_others_after_as_many_steps(sheet: Sheet) -> None:
     rows = by_method(sheet, 6_000)
     assert {size for _, size in rows} == {16_384}
