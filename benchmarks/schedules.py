@@ -1,12 +1,13 @@
 """Schedules of the neighborhood over codebook sizes, from which the recommended one was chosen.
 
     python -m benchmarks.schedules                  the table, from records/schedule
-    python -m benchmarks.schedules --run            runs what is missing first (36 short runs, for a GPU)
+    python -m benchmarks.schedules --run            runs what is missing of 48 short runs first, for a GPU
 
 The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width falls exponentially from a share of the
 map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it. Rows
-of which nothing was run are left out. A second table is of a small model with 4,096 codes that was trained on a CPU, a
-third of decays in the quick version of the study `scale`, on a CPU as well.
+of which nothing was run are left out, and a dash stands for a single run that was not. A second table is of a small
+model with 4,096 codes that was trained on a CPU, a third of decays in the quick version of the study `scale`, on a CPU
+as well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from topovq.studies.sweep import run_all
 from topovq.training import TrainConfig
 
 STEPS = 6_000
-SIZES = (512, 4_096, 16_384)
+SIZES = (512, 4_096, 16_384, 65_536)
 TRIED = [  # share of the side, share of the steps, last width
     (1 / 16, 0.5, 0.3),
     (1 / 8, 0.5, 0.3),
@@ -65,7 +66,7 @@ def table(records: Path = RECORDS) -> list[str]:
     for label, runs in rows():
         found = [library.finished(config) for config in runs]
         last = [run.validations()[-1] if run else None for run in found]
-        shown = [f"{1e3 * seen['loss']:.1f}, {seen['usage']:.1%}" if seen else "not run" for seen in last]
+        shown = [f"{1e3 * seen['loss']:.1f}, {seen['usage']:.1%}" if seen else "-" for seen in last]
         if any(found):
             lines.append(f"| {label} | {' | '.join(shown)} |")
     return lines

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from benchmarks import schedules
 from benchmarks.schedules import short_table, small_table, table
 
 from topovq.models.peers import FSQ_LEVELS
@@ -19,6 +21,7 @@ from topovq.studies.sheet import Sheet, as_csv, markdown
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "collapse.md").read_text()
 SIZES = [512, 1024, 4096, 16384, 65536]
+COMPARED = SIZES[:-1]  # with the quantizers of others, after 6,000 steps
 PEERS = ["vqp", "vqp-rotation", "simvq", "fsq", "lfq"]
 
 
@@ -33,7 +36,7 @@ def test_the_tables_are_those_of_the_records(sheet: Sheet) -> None:
         for line in [*markdown(sheet).splitlines(), *table(), *small_table(), *short_table()]
         if line.startswith("|")
     ]
-    assert len(rows) == 2 + 3 * len(SIZES) + len(PEERS) + 3 + 2 + 8 + 2 + 12 + 2 + 8
+    assert len(rows) == 2 + 3 * len(SIZES) + (len(PEERS) + 3) * len(COMPARED) + 2 + 8 + 2 + 12 + 2 + 8
     assert [line for line in PAGE.splitlines() if line.startswith("|")] == rows
     assert (ROOT / "docs" / "results" / "scale-cifar10.csv").read_text() == as_csv(sheet)
 
@@ -88,16 +91,91 @@ def test_in_short_trainings_lower_decays_are_better() -> None:
 
 def test_the_map_is_compared_with_others_after_as_many_steps(sheet: Sheet) -> None:
     rows = by_method(sheet, 6_000)
-    assert {size for _, size in rows} == {16_384}
-    ksom = rows["ksom", 16_384]
-    assert ksom["run_steps"] == "6000"
-    others = {name: rows[name, 16_384] for name in PEERS}
-    assert all(float(row["loss_mean"]) > float(ksom["loss_mean"]) for row in others.values())
-    more_even = [name for name, row in others.items() if float(row["perplexity_mean"]) > float(ksom["perplexity_mean"])]
-    assert more_even == ["vqp", "lfq"]
-    ours = float(by_method(sheet)["ksom", 16_384]["ms_per_step"])
-    assert [name for name, row in others.items() if float(row["ms_per_step"]) < ours] == ["fsq"]
-    assert math.prod(FSQ_LEVELS[16_384]) == 15_360
+    assert {size for _, size in rows} == set(COMPARED)
+    assert {rows["ksom", size]["run_steps"] for size in COMPARED} == {"6000"}
+    assert {rows[name, size]["n"] for name in ("ksom", *PEERS) for size in COMPARED} == {"1"}
+    over = {
+        name: [float(rows[name, size]["loss_mean"]) - float(rows["ksom", size]["loss_mean"]) for size in COMPARED]
+        for name in ("ksom-paper", *PEERS)
+    }
+    said = re.search(r"\(([\d.]+) more than `ksom` at 512 codes, ([\d.]+) at 1,024, ([\d.]+) at 4,096\)", PAGE)
+    assert said is not None
+    assert [f"{more:.1f}" for more in over["vqp"]] == [*said.groups(), "2.5"]
+    assert "At 16,384 codes `vqp` is 2.5 above `ksom`" in PAGE
+    assert over["ksom-paper"][2] < 0 < min(over["ksom-paper"][size] for size in (0, 1, 3))
+    assert max(over["ksom-paper"][:3]) < 1.05
+    assert f"SimVQ is {min(over['simvq']):.1f} to {max(over['simvq']):.1f} above it" in PAGE
+    assert min(over[name][i] for name in ("vqp-rotation", "fsq", "lfq") for i in range(4)) > 5
+    assert [math.prod(FSQ_LEVELS[size]) for size in COMPARED] == [512, 1_000, 4_375, 15_360]
+
+
+def test_others_that_are_more_even_or_faster_are_named(sheet: Sheet) -> None:
+    rows, longer = by_method(sheet, 6_000), by_method(sheet)
+
+    def ratio(name: str, size: int, value: str, to: dict[tuple[str, int], dict[str, str]]) -> float | None:
+        mine = rows[name, size][value]
+        return float(mine) / float(to["ksom", size][value]) if mine else None
+
+    more = {(name, size): ratio(name, size, "perplexity_mean", rows) or 0 for name in PEERS for size in COMPARED}
+    assert {name for (name, _), times in more.items() if times > 1} == {"vqp", "lfq"}
+    assert min(more[name, size] for name in ("vqp", "lfq") for size in COMPARED) > 1
+    assert min(more["vqp", 4_096], more["lfq", 4_096]) > 1.2
+    used = {(name, size): float(rows[name, size]["codes_used_percent_mean"]) for name in PEERS for size in COMPARED}
+    assert [key for key, share in used.items() if share < 98] == [("vqp-rotation", 16_384)]
+    time = {(name, size): ratio(name, size, "ms_per_step", longer) for name in PEERS for size in COMPARED}
+    unknown = {key for key, times in time.items() if times is None}
+    assert unknown == {*((name, 512) for name in PEERS), ("lfq", 1_024)}
+    known = {key: times for key, times in time.items() if times is not None}
+    assert [key for key, times in known.items() if times < 1] == [("fsq", 16_384)]
+    slower = [times for (name, _), times in known.items() if name == "vqp"]
+    assert f"{min(slower):.0f} to {max(slower):.0f} times as long" in PAGE
+
+
+def test_the_loss_of_the_rotation_trick_rises() -> None:
+    found = Library([ROOT / "records" / "scale"]).all()
+    losses = {
+        run.config["codebook_size"]: [1e3 * seen["loss"] for seen in run.validations()]
+        for run in found
+        if run.config["quantizer"] == "vqp-rotation"
+    }
+    rises = {size: (seen[1], seen[-1]) for size, seen in losses.items() if seen[-1] - min(seen) > 1}
+    assert all(min(losses[size]) == before for size, (before, _) in rises.items())
+    said = "from {:.1f} to {:.1f} at 512 codes and from {:.1f} to {:.1f} at 1,024"
+    assert sorted(rises) == [512, 1_024]
+    assert said.format(*rises[512], *rises[1_024]) in " ".join(PAGE.split())
+
+
+def test_the_recommended_schedule_is_near_the_best_of_every_size() -> None:
+    library = Library([ROOT / "records"])
+    last = {
+        name: [run.validations()[-1] for run in map(library.finished, configs) if run is not None]
+        for name, configs in schedules.rows()
+    }
+    last = {name: seen for name, seen in last.items() if seen}
+    losses = {name: [1e3 * one["loss"] for one in seen] for name, seen in last.items()}
+    first, shorter = "side / 16 to 0.3 over 0.5 of the steps", "side / 16 to 0.3 over 0.3 of the steps"
+    gaps = [losses[first][i] - min(seen[i] for seen in losses.values()) for i in range(len(schedules.SIZES))]
+    assert f"at most {gaps[2]:.1f} above the best of a size (at 16,384 codes)" in PAGE
+    assert max(gaps) == gaps[2]
+    large = {name: seen[-1] for name, seen in losses.items() if name.startswith("side")}
+    assert min(large, key=lambda name: large[name]) == shorter
+    used = {name: last[name][-1]["usage"] for name in large}
+    text = " ".join(PAGE.split())
+    assert f"{large[shorter]:.2f} with {used[shorter]:.0%} of the codes in use; the first row has" in text
+    assert f"the first row has {large[first]:.2f} with {used[first]:.0%}" in text
+    above = {name: loss - large[first] for name, loss in large.items()}
+    assert f"{above.pop('side / 32 to 0.3 over 0.5 of the steps'):.1f} above the first row" in text
+    assert f"the rest at most {max(above.values()):.1f}" in text
+    assert max(used, key=lambda name: used[name]) == "side / 16 to 0.5 over 0.5 of the steps"
+    assert f"leaves the most codes in use, {max(used.values()):.0%}" in text
+    assert all(one["usage"] > 0.9995 for name in large for one in last[name][:-1])
+
+
+def test_schedules_that_were_not_run_are_dashes(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "records" / "schedule" / "f9387dd26a23.jsonl", tmp_path)
+    assert table(tmp_path)[2:] == ["| side / 16 to 0.3 over 0.5 of the steps | - | - | - | 29.9, 98.0% |"]
+    number = sum(len(configs) for _, configs in schedules.rows())
+    assert f"of {number} short runs" in (schedules.__doc__ or "")
 
 
 def test_the_picture_compares_methods_at_the_same_step() -> None:

@@ -55,7 +55,7 @@ def draw_scale(sheet: Sheet) -> Any:
             ax.set_xlabel("codes in the codebook")
         losses.set(ylabel="validation reconstruction loss (1e-3)", ylim=(0, None))
         uses.set(ylabel="codes in use (%)", ylim=(0, 104))
-        losses.legend(loc="lower left")
+        losses.legend(loc="lower left", labelspacing=0.25)  # below the curves
     return figure
 
 
