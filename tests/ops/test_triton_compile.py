@@ -16,7 +16,9 @@ import os, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops import triton_dense, triton_quantize, triton_search, triton_smooth, triton_stats, triton_update
+from topovq.ops import (
+    triton_dense, triton_quantize, triton_search, triton_smooth, triton_stats, triton_thin, triton_update
+)
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
@@ -82,6 +84,14 @@ for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exa
     build(triton_quantize._gather_kernel, how, row_ptr="*i16")
     how = {"GATHER": k <= 2048, "BLOCK_N": 4096 // d, "BLOCK_D": d, "grad_d": 1, "stride_d": 1}
     build(triton_quantize._backward_kernel, how, row_ptr="*i16")
+half = {name + "_ptr": "*bf16" for name in ("image", "matrix", "bias", "wide", "grad")}
+for kernel, tile, which in (
+    (triton_thin._widen_kernel, triton_thin.WIDEN, {}), (triton_thin._narrow_kernel, triton_thin.NARROW, {}),
+    (triton_thin._backward_kernel, triton_thin.WIDEN_BACKWARD, {"WIDEN": True, "bias_ptr": None, "matrix_ptr": None}),
+    (triton_thin._backward_kernel, triton_thin.NARROW_BACKWARD, {"WIDEN": False}),
+):
+    shape = {"C": 3, "P": 16, "M": 64, "BLOCK": tile.block, "BLOCK_M": 64, **which}
+    build(kernel, shape, {"num_warps": tile.warps, "num_stages": tile.stages}, **half)
 build(triton_search._choose_kernel, {"BLOCK": 256})
 build(triton_stats._total_kernel, {"ERROR": True, "BLOCK": triton_stats.TOTAL, "COPIES": 32, "PARTS": 4096})
 """

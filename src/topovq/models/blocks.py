@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.models.thin import MULTIPLE, ThinConv, ThinConvTranspose
+from topovq.models.thin import is_thin, narrowed, widened
 
 RESIDUALS = ("plain", "activated")
 
@@ -59,6 +60,17 @@ class Encoder(nn.Sequential):
         parts += [nn.Conv2d(width, hidden, 3, padding=1), *residual_stack(hidden, layers, residual_hidden, residual)]
         super().__init__(*parts)
 
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        first, _, *rest = self  # a convolution, its ReLU
+        assert isinstance(first, nn.Conv2d)
+        assert first.bias is not None
+        if not is_thin(x_BCHW, first.weight) or x_BCHW.requires_grad:
+            return super().forward(x_BCHW)
+        x = widened(x_BCHW.to(first.weight.dtype), first.weight, first.bias)
+        for part in rest:
+            x = part(x)
+        return x
+
 
 class Decoder(nn.Sequential):
     """[B, D, H, W] -> [B, C, H * stride, W * stride]: the encoder mirrored, with transposed convolutions."""
@@ -77,6 +89,19 @@ class Decoder(nn.Sequential):
             parts += [_double(width, narrower)] + [nn.ReLU()] * (left > 0)
             width = narrower
         super().__init__(*parts)
+
+    def forward(self, x_BDHW: Tensor) -> Tensor:
+        *rest, before, _, last = self  # a layer, its ReLU, a transposed convolution
+        assert isinstance(last, nn.ConvTranspose2d)
+        assert last.bias is not None
+        if not is_thin(x_BDHW, last.weight):
+            return super().forward(x_BDHW)
+        x = x_BDHW
+        for part in rest:
+            x = part(x)
+        if isinstance(before, nn.ConvTranspose2d):  # its bias is left to the next
+            return narrowed(F.conv_transpose2d(x, before.weight, None, 2, 1), before.bias, last.weight, last.bias)
+        return narrowed(before(x), None, last.weight, last.bias)
 
 
 def upsample(dim: int, stride: int) -> nn.Sequential:
@@ -107,13 +132,11 @@ class _DenseGradient(torch.autograd.Function):
 
 
 def _halve(width: int, wider: int) -> nn.Conv2d:
-    thin = width < MULTIPLE
-    return ThinConv(width, wider) if thin else nn.Conv2d(width, wider, 4, stride=2, padding=1)
+    return nn.Conv2d(width, wider, 4, stride=2, padding=1)
 
 
 def _double(width: int, narrower: int) -> nn.ConvTranspose2d:
-    thin = narrower < MULTIPLE
-    return ThinConvTranspose(width, narrower) if thin else nn.ConvTranspose2d(width, narrower, 4, stride=2, padding=1)
+    return nn.ConvTranspose2d(width, narrower, 4, stride=2, padding=1)
 
 
 def halvings(stride: int) -> int:

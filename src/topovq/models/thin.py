@@ -1,61 +1,53 @@
-"""4x4 stride-2 convolutions from or to a few channels, such as an image's three, in a shape that GPUs are fast at.
+"""4x4 stride-2 convolutions from or to a few channels, such as an image's three, with the ReLU at their wide end.
 
-Matrix units want channels in multiples of eight. Four neighboring pixels of three channels are twelve channels of one
-place on a grid half as fine, on which the same 4x4 stride-2 convolution is a 2x2 convolution of stride 1; with four
-channels of zeros it has sixteen. The values are those of the ordinary convolution, summed in another order.
-Legend: B images, C few channels, O many; H x W pixels of the fine grid; h = H / 2 + 1, w = W / 2 + 1.
+Matrix units want channels in multiples of eight, so torch's convolutions are slow at these; and the wide map is read
+and written once more for each bias and ReLU. On CUDA all of it is one pass (ops/thin.py). The values are those of the
+ordinary convolution, summed in another order, and rounded once where that would be done after each step.
+Legend: B images, C few channels, M many; H x W pixels of the image; P >= 4 C.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-MULTIPLE = 8  # of channels that the fast kernels take
+from topovq.ops.thin import narrow, widen
 
-
-class ThinConv(nn.Conv2d):
-    """`nn.Conv2d(C, O, 4, stride=2, padding=1)` for few channels C."""
-
-    def __init__(self, channels: int, out_channels: int) -> None:
-        super().__init__(channels, out_channels, 4, stride=2, padding=1)
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return coarse_conv(x_BCHW, self.weight, self.bias) if x_BCHW.is_cuda else super().forward(x_BCHW)
+FEW = 8  # channels below which a convolution is thin
+LEAST = 16  # numbers in a row of a patch: what one instruction of the matrix units takes
+MOST = 128  # channels of the wide map whose gradients fit the registers
+HALF = (torch.bfloat16, torch.float16)
 
 
-class ThinConvTranspose(nn.ConvTranspose2d):
-    """`nn.ConvTranspose2d(O, C, 4, stride=2, padding=1)` for few channels C."""
-
-    def __init__(self, in_channels: int, channels: int) -> None:
-        super().__init__(in_channels, channels, 4, stride=2, padding=1)
-
-    def forward(self, x_BOHW: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if x_BOHW.is_cuda and output_size is None:
-            return coarse_conv_transpose(x_BOHW, self.weight, self.bias)
-        return super().forward(x_BOHW, output_size)
+def is_thin(x: Tensor, weight_MC44: Tensor) -> bool:
+    """Whether the functions below are for these: on CUDA, in 16 bits, with few channels at one end."""
+    m, c = weight_MC44.shape[:2]
+    return x.is_cuda and weight_MC44.dtype in HALF and c < FEW and m <= MOST
 
 
-def coarse_conv(x_BCHW: Tensor, weight_OC44: Tensor, bias_O: Tensor | None) -> Tensor:
-    """F.conv2d(x, weight, bias, stride=2, padding=1) for even H and W."""
-    b, c, height, width = x_BCHW.shape
-    h, w, spare = height // 2 + 1, width // 2 + 1, -4 * c % MULTIPLE
-    x_BHWC = F.pad(x_BCHW.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
-    x_Bhwc = x_BHWC.reshape(b, h, 2, w, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, 4 * c)
-    kernel = weight_OC44.reshape(-1, c, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 2, 2, 4 * c)
-    x_Bchw, kernel = F.pad(x_Bhwc, (0, spare)).permute(0, 3, 1, 2), F.pad(kernel, (0, spare)).permute(0, 3, 1, 2)
-    return F.conv2d(x_Bchw, kernel, bias_O)
+def widened(x_BCHW: Tensor, weight_MC44: Tensor, bias_M: Tensor) -> Tensor:
+    """relu(F.conv2d(x, weight, bias, stride=2, padding=1)) for even H and W."""
+    bordered = F.pad(x_BCHW.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).contiguous()
+    return widen(bordered, as_matrix(weight_MC44), bias_M).permute(0, 3, 1, 2)
 
 
-def coarse_conv_transpose(x_BOHW: Tensor, weight_OC44: Tensor, bias_C: Tensor | None) -> Tensor:
-    """F.conv_transpose2d(x, weight, bias, stride=2, padding=1)."""
-    b, o, height, width = x_BOHW.shape
-    c, spare = weight_OC44.shape[1], -4 * weight_OC44.shape[1] % MULTIPLE
-    # Tap t of the 2x2 kernel, for the fine row 2 i + dy, is row dy + 2 (1 - t) of the 4x4 one.
-    kernel = weight_OC44.reshape(o, c, 2, 2, 2, 2).flip(2, 4).permute(3, 5, 1, 2, 4, 0).reshape(4 * c, 2, 2, o)
-    kernel = F.pad(kernel, (0, 0, 0, 0, 0, 0, 0, spare)).permute(0, 3, 1, 2)
-    bias = None if bias_C is None else F.pad(bias_C.repeat(4), (0, spare))
-    # Channels last, as the convolution has them: so comes its gradient, too, without a copy.
-    y_Bhwc = F.conv2d(x_BOHW, kernel, bias, padding=1).permute(0, 2, 3, 1)[..., : 4 * c]
-    y = y_Bhwc.reshape(b, height + 1, width + 1, 2, 2, c).permute(0, 5, 1, 3, 2, 4)
-    return y.reshape(b, c, 2 * height + 2, 2 * width + 2)[:, :, 1:-1, 1:-1]
+def narrowed(x_BMhw: Tensor, before_M: Tensor | None, weight_MC44: Tensor, bias_C: Tensor) -> Tensor:
+    """F.conv_transpose2d(relu(x + before), weight, bias, stride=2, padding=1).
+
+    `before` is the bias of the layer before, if that has not been added."""
+    before_M = x_BMhw.new_zeros(x_BMhw.shape[1]) if before_M is None else before_M
+    bordered = narrow(x_BMhw.permute(0, 2, 3, 1), before_M, as_matrix(weight_MC44), bias_C.shape[0])
+    return bordered[:, 1:-1, 1:-1].permute(0, 3, 1, 2) + bias_C.view(-1, 1, 1)
+
+
+def as_matrix(weight_MC44: Tensor) -> Tensor:
+    """[4 P, M]: the weights in the order of a patch, each of whose rows has P numbers."""
+    m, c = weight_MC44.shape[:2]
+    weight_44cM = weight_MC44.permute(2, 3, 1, 0).reshape(4, 4 * c, m)
+    return F.pad(weight_44cM, (0, 0, 0, padded(c) - 4 * c)).reshape(-1, m)
+
+
+def padded(channels: int) -> int:
+    """P: a power of two, so that patches are."""
+    return max(LEAST, 2 ** (4 * channels - 1).bit_length())

@@ -7,6 +7,7 @@ each step, `batch()` gives the step's images uint8 [B, C, H, W] from addresses t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
@@ -47,30 +48,38 @@ class HostFeed:
 
 
 class CudaFeed:
-    """Batches copied to the device one ahead, on a stream of their own, from pinned memory."""
+    """Batches copied to the device one ahead, on a stream of their own, from pinned memory that a thread fills."""
 
     def __init__(self, batches: Iterator[Tensor], device: torch.device) -> None:
         self.batches, self.device = batches, device
-        self.stream = torch.cuda.Stream(device)
-        self.current: Tensor | None = None
-        self.upcoming = self._send()
+        self.stream, self.sent = torch.cuda.Stream(device), torch.cuda.Event()
+        first = self._pinned()  # here: a loader watches its processes from the main thread
+        self.current, self.upcoming = torch.empty_like(first, device=device), torch.empty_like(first, device=device)
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        self._send(first)
+        self.pool = ThreadPoolExecutor(1)
+        self.next = self.pool.submit(self._pinned)
 
     def prepare(self) -> None:
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        if self.current is None:
-            self.current = torch.empty_like(self.upcoming)
+        steps = torch.cuda.current_stream(self.device)
+        steps.wait_stream(self.stream)
         self.current.copy_(self.upcoming)
-        self.upcoming.record_stream(torch.cuda.current_stream(self.device))
-        self.upcoming = self._send()
+        self.stream.wait_stream(steps)
+        self.sent.synchronize()  # the host goes no further ahead: each step would hold another batch of pinned memory
+        self._send(self.next.result())
+        self.next = self.pool.submit(self._pinned)
 
     def batch(self) -> Tensor:
-        assert self.current is not None
         return self.current
 
-    def _send(self) -> Tensor:
-        batch = next(self.batches).pin_memory()
+    def _pinned(self) -> Tensor:
+        with torch.cuda.device(self.device):
+            return next(self.batches).pin_memory()
+
+    def _send(self, batch: Tensor) -> None:
         with torch.cuda.stream(self.stream):
-            return batch.to(self.device, non_blocking=True)
+            self.upcoming.copy_(batch, non_blocking=True)
+        self.sent.record(self.stream)
 
 
 class ResidentFeed:
