@@ -64,20 +64,10 @@ for kind, schedule, hexagonal in (
     unused = {"steps_ptr": "*fp32", "lengths_ptr": "*fp32"} if kind == "none" else {}
     build(triton_update._counts_kernel, {**course(kind, schedule), **lattice, "BLOCK": triton_update.COUNTS}, **unused)
     rule = {"KIND": kind, "UPDATE_EMPTY": not hexagonal, "CARRIED": True, "COSINE": False}
-    plain = {"WRAP": False, "NEAR": 0, "LONG": False, "WIDE": 0.0, "PRECISION": "ieee", "BLOCK_J": 1,
-             "n": 1, "after": 1, "ring": 1}
-    build(triton_update._codes_kernel, {**rule, **lattice, **plain, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
+    build(triton_update._codes_kernel, {**rule, **lattice, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
     blocks = {"BLOCK_I": triton_dense.BLOCK_I, "BLOCK_J": triton_dense.BLOCK_J, "BLOCK_D": 64}
     dense = {"hard": "hard", "none": "exponential"}[kind]
     build(triton_dense._dense_kernel, {**course(dense, schedule), **lattice, **blocks})
-lattice = {"WRAP0": False, "WRAP1": False, "WRAP2": False, "HEXAGONAL": False, "n0": 1}
-for wrap, schedule in ((False, "exponential"), (True, "harmonic")):
-    build(triton_update._counts_kernel, {**course("gaussian", schedule), **lattice, "BLOCK": triton_update.COUNTS})
-    rule = {"KIND": "gaussian", "UPDATE_EMPTY": True, "CARRIED": True, "COSINE": wrap}
-    tile = triton_smooth.LARGE
-    last = {"WRAP": wrap, "NEAR": triton_smooth.NEAR, "LONG": True, "WIDE": triton_smooth.WIDE}
-    last |= {"PRECISION": tile.precision, "BLOCK_K": tile.block_i, "BLOCK_J": tile.block_j}
-    build(triton_update._codes_kernel, {**rule, **lattice, **last, "DP": 64, "PROGRAMS": 64}, {"num_warps": tile.warps})
 for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 256, "exact")):
     tiles = triton_search.tile_sizes(k, d, precision)
     shape = {"DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}

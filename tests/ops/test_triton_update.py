@@ -9,11 +9,9 @@ from kernels import DEVICE, GRIDS, noise
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.ops import triton_smooth, triton_update
 from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth_reference
 from topovq.ops.triton_dense import dense_triton
-from topovq.ops.triton_smooth import LARGE, almost_smooth_triton
 from topovq.ops.triton_update import update_triton
 from topovq.ops.update import update
 
@@ -94,46 +92,6 @@ def test_update_with_a_gaussian(grid, schedule):
     for update_empty in (True, False):
         course = Neighborhood("gaussian", grid, schedule=schedule).course
         assert_update_as_good_as_plain(grid, course, update_empty=update_empty)
-
-
-@pytest.mark.parametrize(
-    ("grid", "widths"),
-    [
-        (Grid(19), (1, 0.3)),
-        (Grid(45, wrap=True), (3, 2.5)),
-        (Grid(129), (9, 8.5)),
-        (Grid((3, 17), wrap=(False, True)), (4, 0.3)),
-        (Grid((18, 20)), (2.5, 0.7)),
-        (Grid((64, 18)), (9, 8.5)),
-        (Grid((64, 65), wrap=(True, False)), (9, 8.5)),
-        (Grid((2, 3, 17)), (10, 2)),
-    ],
-    ids=str,
-)
-def test_sums_smoothed_along_the_last_axis_where_they_are_used(grid, widths, monkeypatch):
-    """What large maps do, on small ones; in the middle of the course the width is between those of its ends."""
-    used = []
-
-    def watched(*arguments):
-        used.append(almost_smooth_triton(*arguments))
-        return used[-1]
-
-    monkeypatch.setattr(triton_smooth, "PROGRAMS", 1)
-    monkeypatch.setattr(triton_update, "almost_smooth_triton", watched)
-    course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(*widths, 14)).course
-    for d, rule in ((20, {"update_empty": True}), (1, {"update_empty": False, "cosine": True})):
-        assert_update_as_good_as_plain(grid, course, d, **rule)
-    assert len(used) == 2
-    assert None not in used
-
-
-def test_sums_of_many_dimensions_are_smoothed_before(monkeypatch):
-    monkeypatch.setattr(triton_smooth, "PROGRAMS", 1)
-    grid = Grid(40)
-    course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(3, 1, 14)).course
-    state = book_state(grid.size, LARGE.block_c + 1)
-    assert almost_smooth_triton(state[-2].to(DEVICE), state[-1].to(DEVICE), grid, course, state[4].to(DEVICE)) is None
-    assert_update_as_good_as_plain(grid, course, LARGE.block_c + 1)
 
 
 @pytest.mark.parametrize("kind", ["none", "gaussian", "exponential"])

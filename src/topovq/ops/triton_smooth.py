@@ -51,7 +51,7 @@ PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, proce
 
 
 @triton.jit
-def is_wide(width, ring, WIDE: tl.constexpr):
+def _is_wide(width, ring, WIDE: tl.constexpr):
     """Whether long axes go over points; `ring` is the shortest of those that wrap."""
     return (width >= WIDE) & (2 * REACH * width <= ring - 1)
 
@@ -173,7 +173,7 @@ def _points_kernel(
     """From places to points, of which there are `places` at the most; nothing where the width is not wide."""
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
     program = tl.program_id(0)
-    if is_wide(width, ring, WIDE):
+    if _is_wide(width, ring, WIDE):
         lines = _lines(width, True, lead, LEAD)
         if program < counts_programs:
             _to_points(
@@ -190,55 +190,42 @@ def _points_kernel(
 
 
 @triton.jit
-def smoothed_tile(
-    in_ptr, points_ptr, width, wide, first, column, base, along, n, columns, place_stride,
-    WRAP: tl.constexpr, NEAR: tl.constexpr, LONG: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
-    """One tile of W x, the places from `first` on."""
-    scale = (1.0 / (width * width)).to(tl.float32)
-    # How far a place may be on either side: on a ring each one counts once, the short way round.
-    reach = tl.minimum(width * REACH, n.to(tl.float64)).to(tl.int32)
-    back, ahead = reach, reach
-    if WRAP:
-        back, ahead = tl.minimum(reach, (n - 1) // 2), tl.minimum(reach, n // 2)
-    if reach <= NEAR:
-        total = _near_sum(
-            in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride, WRAP, BLOCK_I, BLOCK_C
-        )
-    else:
-        one = tl.full((), 1.0, tl.float64)
-        if LONG and wide:
-            start, step, number = _points(width, n, WRAP)
-            far = POINT_REACH * width
-            total = _weighted_sum(
-                points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
-                place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-            )  # fmt: skip
-            total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
-        else:
-            total = _weighted_sum(
-                in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64),
-                ahead.to(tl.float64), scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-            )  # fmt: skip
-    return total
-
-
-@triton.jit
 def _smooth_tile(
     in_ptr, points_ptr, out_ptr, width, wide, lines, per_line, program, n, places, columns,
     batch_stride, place_stride, column_stride,
     WRAP: tl.constexpr, NEAR: tl.constexpr, LONG: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
+    """One tile of out = W x."""
     first, column, batch, base, along = _tile_of(
         program, places, columns, batch_stride, column_stride, BLOCK_I, BLOCK_C
     )
     if batch // per_line < lines:
-        total = smoothed_tile(
-            in_ptr, points_ptr, width, wide, first, column, base, along, n, columns, place_stride,
-            WRAP, NEAR, LONG, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-        )  # fmt: skip
+        scale = (1.0 / (width * width)).to(tl.float32)
+        # How far a place may be on either side: on a ring each one counts once, the short way round.
+        reach = tl.minimum(width * REACH, n.to(tl.float64)).to(tl.int32)
+        back, ahead = reach, reach
+        if WRAP:
+            back, ahead = tl.minimum(reach, (n - 1) // 2), tl.minimum(reach, n // 2)
+        if reach <= NEAR:
+            total = _near_sum(
+                in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride, WRAP, BLOCK_I, BLOCK_C
+            )
+        else:
+            one = tl.full((), 1.0, tl.float64)
+            if LONG and wide:
+                start, step, number = _points(width, n, WRAP)
+                far = POINT_REACH * width
+                total = _weighted_sum(
+                    points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
+                    place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+                )  # fmt: skip
+                total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
+            else:
+                total = _weighted_sum(
+                    in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64),
+                    ahead.to(tl.float64), scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+                )  # fmt: skip
         place = first + tl.arange(0, BLOCK_I)
         here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
         tl.store(out_ptr + here, total, (place < n)[:, None] & (column < columns)[None, :])
@@ -255,7 +242,7 @@ def _axis_kernel(
 ):  # fmt: skip
     """From places, or from a long axis' points where the width is wide, to places."""
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
-    wide = is_wide(width, ring, WIDE)
+    wide = _is_wide(width, ring, WIDE)
     lines = _lines(width, wide, lead, LEAD)
     program = tl.program_id(0)
     if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
@@ -272,18 +259,6 @@ def _axis_kernel(
         )  # fmt: skip
 
 
-class AlmostSmooth(NamedTuple):
-    """Statistics of which the sums have not been smoothed along `axis` yet: they go from places or points to places."""
-
-    places_KD: Tensor
-    points_KD: Tensor
-    counts_K: Tensor
-    axis: int
-    how: dict[str, Any]
-    """With which compile-time arguments `smoothed_tile` does the rest."""
-    ring: int
-
-
 def smooth_triton(
     sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course | None, step: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -291,104 +266,50 @@ def smooth_triton(
 
     Without a course, `step` is the width itself (float64). A single place gets its own tensors back.
     """
-    smoothing = _Smoothing(sums_KD, counts_K, grid, course, step)
-    smoothing.begin()
-    for axis in smoothing.axes:
-        smoothing.do(axis)
-    return smoothing.places
+    widest = math.inf if course is None else max(course.start, course.end)
+    course = course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1)
+    width = (step, course_table(course, sums_KD.device))
+    how = {"KIND": course.kind, "SCHEDULE": course.schedule, "WIDE": WIDE}
+    axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
+    long = [axis for axis in axes if grid.shape[axis] >= LEAST_PLACES and widest >= WIDE]
+    short = [axis for axis in axes if axis not in long]
+    places = points = (sums_KD, counts_K)
+    with on_device(sums_KD):
+        for axis in long:
+            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
+            _launch(_points_kernel, (*points, *out, *width), grid, axis, long, how)
+            points = out
+        for axis in (*reversed(long), *short):
+            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
+            more = {"NEAR": NEAR, "LONG": axis in long}
+            _launch(_axis_kernel, (*places, *points, *out, *width), grid, axis, long, how | more)
+            places = points = out
+    return places
 
 
-def almost_smooth_triton(
-    sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course, step: Tensor
-) -> AlmostSmooth | None:
-    """All but the sums along the last axis to be done: who needs them can smooth them as it reads them, so that they
-    are not written in between. None where that would keep the device less busy, or its registers too busy."""
-    d = sums_KD.shape[1]
-    smoothing = _Smoothing(sums_KD, counts_K, grid, course, step)
-    if not smoothing.axes or d > LARGE.block_c:
-        return None
-    *axes, last = smoothing.axes
-    n, before, after = _around(grid, last)
-    if tile(n, after * d, before) is not LARGE:
-        return None
-    smoothing.begin()
-    for axis in axes:
-        smoothing.do(axis)
-    (places_KD, _), (points_KD, _) = smoothing.places, smoothing.points
-    smoothing.do(last, counts_only=True)
-    how = {"WRAP": grid.wrap[last], "PRECISION": LARGE.precision, **smoothing.how, **smoothing.back(last)}
-    ring = _shortest_ring(grid, smoothing.long)
-    return AlmostSmooth(places_KD, points_KD, smoothing.places[1], last, how, ring)
-
-
-class _Smoothing:
-    """Sums and counts on their way: at places, and where an axis goes over points, at those."""
-
-    def __init__(self, sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course | None, step: Tensor) -> None:
-        widest = math.inf if course is None else max(course.start, course.end)
-        course = course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1)
-        self.grid, self.width = grid, (step, course_table(course, sums_KD.device))
-        self.course = {"KIND": course.kind, "SCHEDULE": course.schedule}
-        self.how = {"WIDE": WIDE}
-        axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
-        self.long = [axis for axis in axes if grid.shape[axis] >= LEAST_PLACES and widest >= WIDE]
-        self.axes = [*reversed(self.long), *(axis for axis in axes if axis not in self.long)]
-        self.places = self.points = (sums_KD, counts_K)
-
-    def back(self, axis: int) -> dict[str, Any]:
-        return {"NEAR": NEAR, "LONG": axis in self.long}
-
-    def begin(self) -> None:
-        """Long axes go to points, where the width is wide."""
-        for axis in self.long:
-            out = self._empty()
-            self._launch(_points_kernel, (*self.points, *out), axis, {})
-            self.points = out
-
-    def do(self, axis: int, counts_only: bool = False) -> None:
-        """Smooth along `axis`, in the order of `axes`."""
-        out = (self.places[0], torch.empty_like(self.places[1])) if counts_only else self._empty()
-        self._launch(_axis_kernel, (*self.places, *self.points, *out), axis, self.back(axis), counts_only)
-        self.places = self.points = out
-
-    def _empty(self) -> tuple[Tensor, Tensor]:
-        sums_KD, counts_K = self.places
-        return torch.empty_like(sums_KD), torch.empty_like(counts_K)
-
-    def _launch(
-        self, kernel: Any, pointers: tuple[Tensor, ...], axis: int, how: dict[str, Any], counts_only: bool = False
-    ) -> None:
-        to_points, grid = kernel is _points_kernel, self.grid
-        d, first = pointers[0].shape[1], grid.shape[0]
-        n, before, after = _around(grid, axis)
-        # While one long axis after the first is smoothed, the first one has values at its points alone.
-        led = axis > 0 and axis in self.long and 0 in self.long
-        lead, per_line = (first, before // first) if led else (before, 1)
-        if led and to_points:
-            before = most_points(first) * per_line
-        # Along the last axis the counts of one line are a single column: the lines are the columns then.
-        batches, columns, strides = (1, before, (0, 1, n)) if after == 1 else (before, after, (n * after, after, 1))
-        tiles = tile(n, after * d, before)
-        out, block = (most_points(n), tiles.block_u) if to_points else (n, tiles.block_i)
-        sums_programs = before * cdiv(after * d, tiles.block_c) * cdiv(out, block)
-        counts_programs = batches * cdiv(columns, tiles.block_c) * cdiv(out, block)
-        with on_device(pointers[0]):
-            kernel[(counts_programs + (0 if counts_only else sums_programs),)](
-                *pointers, *self.width, n, out, _shortest_ring(grid, self.long), lead, per_line,
-                counts_programs, after * d, columns, *strides,
-                WRAP=grid.wrap[axis], LEAD=("ring" if grid.wrap[0] else "open") if led else "whole",
-                PRECISION=tiles.precision, BLOCK_I=block, BLOCK_C=tiles.block_c, BLOCK_J=tiles.block_j,
-                num_warps=tiles.warps, **self.course, **self.how, **how,
-            )  # fmt: skip
-
-
-def _around(grid: Grid, axis: int) -> tuple[int, int, int]:
-    """Places along an axis, and how many there are of what lies before and after it."""
-    return grid.shape[axis], math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
-
-
-def _shortest_ring(grid: Grid, long: list[int]) -> int:
-    return min([grid.shape[i] for i in long if grid.wrap[i]], default=2**31 - 1)
+def _launch(
+    kernel: Any, pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], how: dict[str, Any]
+) -> None:
+    to_points = kernel is _points_kernel
+    n, d, first = grid.shape[axis], pointers[0].shape[1], grid.shape[0]
+    before, after = math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
+    # While one long axis after the first is smoothed, the first one has values at its points alone.
+    led = axis > 0 and axis in long and 0 in long
+    lead, per_line = (first, before // first) if led else (before, 1)
+    if led and to_points:
+        before = most_points(first) * per_line
+    # Along the last axis the counts of one line are a single column: the lines are the columns then.
+    batches, columns, strides = (1, before, (0, 1, n)) if after == 1 else (before, after, (n * after, after, 1))
+    tiles = tile(n, after * d, before)
+    out, block = (most_points(n), tiles.block_u) if to_points else (n, tiles.block_i)
+    sums_programs = before * cdiv(after * d, tiles.block_c) * cdiv(out, block)
+    counts_programs = batches * cdiv(columns, tiles.block_c) * cdiv(out, block)
+    ring = min([grid.shape[i] for i in long if grid.wrap[i]], default=2**31 - 1)
+    kernel[(sums_programs + counts_programs,)](
+        *pointers, n, out, ring, lead, per_line, counts_programs, after * d, columns, *strides,
+        WRAP=grid.wrap[axis], LEAD=("ring" if grid.wrap[0] else "open") if led else "whole", PRECISION=tiles.precision,
+        BLOCK_I=block, BLOCK_C=tiles.block_c, BLOCK_J=tiles.block_j, num_warps=tiles.warps, **how,
+    )  # fmt: skip
 
 
 def most_points(n: int) -> int:

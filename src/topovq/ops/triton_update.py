@@ -4,14 +4,9 @@ Legend: K codes, D dimensions, M steps on the map (0 where there is no window, o
 `gaussian` in one more launch per axis, see triton_smooth.py; what is not separable, over a small map, in one more).
     counts   c~ = c + sum_m weight(length_m) c_{k + step_m};   N = decay N + beta c~
     codes    S~ likewise;   m = decay m + beta S~;   w = m / N~   (codebook.py)
-On a large map the sums of `gaussian` are smoothed along the last axis where they are used: what a launch writes and the
-next one reads again is most of what smoothing costs there. A program then has places along that axis.
 """
 
 from __future__ import annotations
-
-import math
-from typing import Any
 
 import torch
 import triton
@@ -23,11 +18,10 @@ from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth, step_table
 from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_dense import dense_triton
-from topovq.ops.triton_smooth import LARGE, AlmostSmooth, almost_smooth_triton, is_wide, smooth_triton, smoothed_tile
+from topovq.ops.triton_smooth import smooth_triton
 from topovq.ops.triton_stats import cdiv, on_device, power_of_2
 
 COUNTS = 1024  # codes per program of the first launch
-LEAST = 16  # of a side of a matrix product
 
 
 @triton.jit
@@ -69,12 +63,11 @@ def _counts_kernel(
 ):  # fmt: skip
     code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.load(batch_ptr + code, code < K, 0.0)
-    if KIND != "none":
+    if KIND == "hard":
         width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
         if tl.program_id(0) == 0:  # for the second launch, which moves the step
             tl.store(now_ptr, width)
             tl.store(now_ptr + 1, strength)
-    if KIND == "hard":
         for m in range(M):
             place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
             weight = _weight(lengths_ptr + m, width, strength)
@@ -87,35 +80,22 @@ def _counts_kernel(
 
 @triton.jit
 def _codes_kernel(
-    batch_ptr, points_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
+    batch_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
-    K, D, M, programs, n0, n1, n2, n, after, ring, decay, eps,
+    K, D, M, programs, n0, n1, n2, decay, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
-    WRAP: tl.constexpr, NEAR: tl.constexpr, LONG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_J: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
+    BLOCK_K: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     part = tl.arange(0, PROGRAMS)
     total = tl.sum(tl.load(total_ptr + part, part < programs, 0.0), 0)
     vectors = tl.sum(tl.load(live_ptr + part, part < programs, 0.0), 0)
     code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    dim = tl.arange(0, DP)
-    if KIND == "gaussian":
-        tiles = tl.cdiv(n, BLOCK_K)
-        first, line = tl.program_id(0) % tiles * BLOCK_K, tl.program_id(0) // tiles
-        place = first + tl.arange(0, BLOCK_K)
-        code = tl.where(place < n, (line // after * n + place) * after + line % after, K)
-        base = (line // after * n * after + line % after).to(tl.int64) * D
-        width = tl.load(now_ptr)
-        batch = smoothed_tile(
-            batch_ptr, points_ptr, width, is_wide(width, ring, WIDE), first, dim, base, dim.to(tl.int64),
-            n, D, after * D, WRAP, NEAR, LONG, PRECISION, BLOCK_K, DP, BLOCK_J,
-        )  # fmt: skip
     live = (code < K) & (vectors + tl.zeros([BLOCK_K], tl.float32) > 0)
+    dim = tl.arange(0, DP)
     inside = (code[:, None] < K) & (dim[None, :] < D)
     here = code[:, None].to(tl.int64) * D + dim[None, :]
-    if KIND != "gaussian":
-        batch = tl.load(batch_ptr + here, inside, 0.0)
+    batch = tl.load(batch_ptr + here, inside, 0.0)
     if KIND == "hard":
         width, strength = tl.load(now_ptr), tl.load(now_ptr + 1)
         for m in range(M):
@@ -154,24 +134,13 @@ def update_triton(
     """Move codes, sums, counts, hits and step in place (float32, contiguous; grids of up to 3 axes)."""
     k, d = codes_KD.shape
     device = codes_KD.device
-    raw_K, steps_M3, lengths_M, points_KD = batch_K, batch_K, batch_K, batch_KD
+    raw_K, steps_M3, lengths_M = batch_K, batch_K, batch_K
     window = 0
-    padded = power_of_2(d)
-    block, tiles = max(1, 2048 // padded), cdiv(k, max(1, 2048 // padded))
-    line: tuple[int, int, int] = (1, 1, 1)
-    how: dict[str, Any] = {"WRAP": False, "NEAR": 0, "LONG": False, "WIDE": 0.0, "PRECISION": "ieee", "BLOCK_J": 1}
     if method(grid, course) == "box":
         steps_M3, lengths_M = step_table(grid, course.start, device)
         window = len(lengths_M)
-    elif (almost := _almost_smoothed(batch_KD, batch_K, grid, course, step)) is not None:
-        batch_KD, points_KD, batch_K = almost.places_KD, almost.points_KD, almost.counts_K
-        n, after = grid.shape[almost.axis], math.prod(grid.shape[almost.axis + 1 :])
-        block, line = LARGE.block_i, (n, after, almost.ring)
-        tiles, padded = k // n * cdiv(n, block), max(LEAST, padded)
-        how = {**almost.how, "BLOCK_J": LARGE.block_j, "num_warps": LARGE.warps}
     else:
         batch_KD, batch_K = _smoothed(batch_KD, batch_K, grid, course, step)
-        points_KD = batch_KD
         course = Course("none", "harmonic", 0.0, 0.0, 0.0, 1)  # one kernel for all of these
     sizes = (1,) * (3 - grid.ndim) + grid.shape
     wraps = (False,) * (3 - grid.ndim) + grid.wrap
@@ -180,27 +149,21 @@ def update_triton(
     total, live = torch.empty(programs, device=device), torch.empty(programs, device=device)
     now = torch.empty(2, device=device, dtype=torch.float64)
     smoothed_K = torch.empty_like(counts_K)
+    padded = power_of_2(d)
+    block = max(1, 2048 // padded)
     with on_device(codes_KD):
         _counts_kernel[(programs,)](
             batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, lengths_M, step,
             course_table(course, device), now,
             k, window, *sizes, decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
-        _codes_kernel[(tiles,)](
-            batch_KD, points_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
+        _codes_kernel[(cdiv(k, block),)](
+            batch_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
-            k, d, window, programs, *sizes, *line, decay, eps,
+            k, d, window, programs, *sizes, decay, eps,
             KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
-            BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **lattice, **how,
+            BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **lattice,
         )  # fmt: skip
-
-
-def _almost_smoothed(
-    batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course, step: Tensor
-) -> AlmostSmooth | None:
-    if course.kind != "gaussian" or grid.topology != "rectangular" or method(grid, course) != "separable":
-        return None
-    return almost_smooth_triton(batch_KD, batch_K, grid, course, step)
 
 
 def _smoothed(batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course, step: Tensor) -> tuple[Tensor, Tensor]:
