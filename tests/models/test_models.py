@@ -88,14 +88,16 @@ def test_the_lower_level_is_the_convolution_of_joined_maps() -> None:
     torch.testing.assert_close(model.descend(2, feature, above), whole)
 
 
+@pytest.mark.parametrize("given_last", [True, False], ids=["gradient last", "gradient first"])
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
-def test_a_slice_of_a_gradient_is_made_dense(last: bool) -> None:
+def test_a_slice_of_a_gradient_is_made_dense(last: bool, given_last: bool) -> None:
     layout = torch.channels_last if last else torch.contiguous_format
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=layout).requires_grad_()
     seen = []
     y = x * 1
     y.register_hook(seen.append)
-    weights = torch.randn(2, 7, 4, 5).contiguous(memory_format=layout)
+    given = torch.channels_last if given_last else torch.contiguous_format
+    weights = torch.randn(2, 7, 4, 5).contiguous(memory_format=given)
     (torch.cat([dense_gradient(y), torch.zeros(2, 4, 4, 5)], 1) * weights).sum().backward()
     (grad,) = seen
     assert grad.is_contiguous(memory_format=layout)

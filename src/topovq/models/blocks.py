@@ -122,13 +122,13 @@ class _DenseGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        # Of x: while this is compiled, the strides of a gradient are not known yet.
+        ctx.last = inputs[0].is_contiguous(memory_format=torch.channels_last)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (grad_BCHW,) = grads
-        last = grad_BCHW.stride(1) == 1
-        return grad_BCHW.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        return grad_BCHW.contiguous(memory_format=torch.channels_last if ctx.last else torch.contiguous_format)
 
 
 def _halve(width: int, wider: int) -> nn.Conv2d:
