@@ -30,7 +30,7 @@ BESIDE = "copy of the next images"
 # What a kernel is for, by its name: the first that fits
 KINDS = {
     BESIDE: r"Memcpy HtoD",
-    "convolutions": r"xmma|cutlass|cask_plugin|nvjet|cublas|splitK",
+    "convolutions": r"xmma|cutlass|cask_plugin|nvjet|cublas|splitK|^_(widen|narrow|thin)_kernel",
     "sums of gradients": r"^triton_(red|per)_",  # of biases, and of the loss
     "activations, additions": r"^triton_poi_",
     "quantizers": r"^_(search|codes|gather|total|backward|counts|choose|smooth|axis|points|dense)_kernel",

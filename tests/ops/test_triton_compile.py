@@ -87,8 +87,8 @@ for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exa
 half = {name + "_ptr": "*bf16" for name in ("image", "matrix", "bias", "wide", "grad")}
 for kernel, tile, which in (
     (triton_thin._widen_kernel, triton_thin.WIDEN, {}), (triton_thin._narrow_kernel, triton_thin.NARROW, {}),
-    (triton_thin._backward_kernel, triton_thin.WIDEN_BACKWARD, {"WIDEN": True, "bias_ptr": None, "matrix_ptr": None}),
-    (triton_thin._backward_kernel, triton_thin.NARROW_BACKWARD, {"WIDEN": False}),
+    (triton_thin._thin_kernel, triton_thin.WIDEN_BACKWARD, {"WIDEN": True, "bias_ptr": None, "matrix_ptr": None}),
+    (triton_thin._thin_kernel, triton_thin.NARROW_BACKWARD, {"WIDEN": False}),
 ):
     shape = {"C": 3, "P": 16, "M": 64, "BLOCK": tile.block, "BLOCK_M": 64, **which}
     build(kernel, shape, {"num_warps": tile.warps, "num_stages": tile.stages}, **half)

@@ -65,7 +65,7 @@ def _widen_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _thin_kernel(
     image_ptr, wide_ptr, grad_ptr, bias_ptr, matrix_ptr, parts_ptr, N, H, W,
     WIDEN: tl.constexpr, C: tl.constexpr, P: tl.constexpr, M: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -189,7 +189,7 @@ def _backward(
     parts = wide_BHWM.new_empty(programs, 4 * how["P"] + 1, m, dtype=torch.float32)
     if n:
         with on_device(wide_BHWM):
-            _backward_kernel[(programs,)](
+            _thin_kernel[(programs,)](
                 image_BHWC, wide_BHWM, grad_BHWM, bias_M, matrix_4PM, parts, n, h, w, WIDEN=matrix_4PM is None, **how
             )
     total = parts.sum(0)
