@@ -55,10 +55,11 @@ for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", Fa
         how |= {"BLOCK_C": tile.block_c, "BLOCK_J": tile.block_j, **ones}
         how["LEAD"] = {"harmonic": "open", "given": "ring"}.get(schedule, "whole")
         build(triton_smooth._points_kernel, {**how, "BLOCK_I": tile.block_u}, step_ptr=step)
-        how |= {"NEAR": triton_smooth.NEAR, "LONG": tile is triton_smooth.LARGE}
+        how |= {"NEAR": triton_smooth.NEAR, "LONG": tile is triton_smooth.LARGE, "BUT_NARROW": schedule != "given"}
         build(triton_smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
 for kind, schedule, hexagonal in (
-    ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False)
+    ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False),
+    ("gaussian", "exponential", False),
 ):
     lattice = {"WRAP0": False, "WRAP1": hexagonal, "WRAP2": not hexagonal, "HEXAGONAL": hexagonal, "n0": 1}
     unused = {"steps_ptr": "*fp32", "lengths_ptr": "*fp32"} if kind == "none" else {}
@@ -66,7 +67,7 @@ for kind, schedule, hexagonal in (
     rule = {"KIND": kind, "UPDATE_EMPTY": not hexagonal, "CARRIED": True, "COSINE": False}
     build(triton_update._codes_kernel, {**rule, **lattice, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
     blocks = {"BLOCK_I": triton_dense.BLOCK_I, "BLOCK_J": triton_dense.BLOCK_J, "BLOCK_D": 64}
-    dense = {"hard": "hard", "none": "exponential"}[kind]
+    dense = {"none": "exponential"}.get(kind, kind)
     build(triton_dense._dense_kernel, {**course(dense, schedule), **lattice, **blocks})
 for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 256, "exact")):
     tiles = triton_search.tile_sizes(k, d, precision)

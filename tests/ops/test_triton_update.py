@@ -1,5 +1,7 @@
 """The update as kernels: smoothing and the mini-batch rule in one pass."""
 
+from math import nan
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from kernels import DEVICE, GRIDS, noise
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops import triton_update
 from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth_reference
 from topovq.ops.triton_dense import dense_triton
@@ -92,6 +95,16 @@ def test_update_with_a_gaussian(grid, schedule):
     for update_empty in (True, False):
         course = Neighborhood("gaussian", grid, schedule=schedule).course
         assert_update_as_good_as_plain(grid, course, update_empty=update_empty)
+
+
+@pytest.mark.parametrize("width", [0.41, 0.3, 0.1])
+@pytest.mark.parametrize("grid", [grid for grid in GRIDS if grid.size > 1], ids=str)
+def test_a_narrow_gaussian_is_a_window(grid, width, monkeypatch):
+    """What was smoothed before is not looked at: here it is NaN."""
+    course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(3, width, 7)).course
+    monkeypatch.setattr(triton_update, "smooth_triton", lambda sums, counts, *_, **__: (sums * nan, counts * nan))
+    for cosine in (False, True):
+        assert_update_as_good_as_plain(grid, course, cosine=cosine)
 
 
 @pytest.mark.parametrize("kind", ["none", "gaussian", "exponential"])

@@ -51,6 +51,12 @@ PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, proce
 
 
 @triton.jit
+def is_narrow(width):
+    """Whether no place is within reach but the next ones."""
+    return width * REACH < 2
+
+
+@triton.jit
 def _is_wide(width, ring, WIDE: tl.constexpr):
     """Whether long axes go over points; `ring` is the shortest of those that wrap."""
     return (width >= WIDE) & (2 * REACH * width <= ring - 1)
@@ -237,13 +243,15 @@ def _axis_kernel(
     n, places, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
     counts_batch_stride, counts_place_stride, counts_column_stride,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr, WRAP: tl.constexpr, LEAD: tl.constexpr, NEAR: tl.constexpr,
-    LONG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    LONG: tl.constexpr, WIDE: tl.constexpr, BUT_NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """From places, or from a long axis' points where the width is wide, to places."""
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
     wide = _is_wide(width, ring, WIDE)
     lines = _lines(width, wide, lead, LEAD)
+    if BUT_NARROW and is_narrow(width):
+        lines = lines * 0
     program = tl.program_id(0)
     if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
         _smooth_tile(
@@ -260,11 +268,12 @@ def _axis_kernel(
 
 
 def smooth_triton(
-    sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course | None, step: Tensor
+    sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course | None, step: Tensor, but_narrow: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(A^T sums, A^T counts) of `gaussian` over a rectangular grid; float32, contiguous.
 
-    Without a course, `step` is the width itself (float64). A single place gets its own tensors back.
+    Without a course, `step` is the width itself (float64). A single place gets its own tensors back. With
+    `but_narrow`, nothing is done where the width `is_narrow`, and what comes back means nothing there.
     """
     widest = math.inf if course is None else max(course.start, course.end)
     course = course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1)
@@ -281,7 +290,7 @@ def smooth_triton(
             points = out
         for axis in (*reversed(long), *short):
             out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            more = {"NEAR": NEAR, "LONG": axis in long}
+            more = {"NEAR": NEAR, "LONG": axis in long, "BUT_NARROW": but_narrow}
             _launch(_axis_kernel, (*places, *points, *out, *width), grid, axis, long, how | more)
             places = points = out
     return places

@@ -4,9 +4,13 @@ Legend: K codes, D dimensions, M steps on the map (0 where there is no window, o
 `gaussian` in one more launch per axis, see triton_smooth.py; what is not separable, over a small map, in one more).
     counts   c~ = c + sum_m weight(length_m) c_{k + step_m};   N = decay N + beta c~
     codes    S~ likewise;   m = decay m + beta S~;   w = m / N~   (codebook.py)
+A Gaussian that has become so narrow that only the next places count is such a window, too: the launches before then do
+nothing. Of a large codebook most codes are chosen by no vector of a batch, and their sums, which are 0, are not read.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -18,10 +22,11 @@ from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth, step_table
 from topovq.ops.triton_course import course_table, width_and_strength
 from topovq.ops.triton_dense import dense_triton
-from topovq.ops.triton_smooth import smooth_triton
+from topovq.ops.triton_smooth import is_narrow, smooth_triton
 from topovq.ops.triton_stats import cdiv, on_device, power_of_2
 
 COUNTS = 1024  # codes per program of the first launch
+NEXT = math.sqrt(3)  # how far the next places are, over corners, on a grid of up to 3 axes
 
 
 @triton.jit
@@ -49,9 +54,14 @@ def _neighbor(
 
 
 @triton.jit
-def _weight(length_ptr, width, strength):
-    """The weight of a step in the `hard` neighborhood (ops/kernel.py)."""
-    return tl.where(tl.load(length_ptr) <= width + 1e-9, strength, 0.0).to(tl.float32)
+def _weight(length_ptr, width, strength, KIND: tl.constexpr):
+    """The weight of a step in the neighborhood (ops/kernel.py)."""
+    length = tl.load(length_ptr)
+    if KIND == "gaussian":
+        weight = tl.exp(-(length * length).to(tl.float32) * (1.0 / (width * width)).to(tl.float32))
+    else:
+        weight = tl.where(length <= width + 1e-9, strength, 0.0).to(tl.float32)
+    return weight
 
 
 @triton.jit
@@ -63,15 +73,17 @@ def _counts_kernel(
 ):  # fmt: skip
     code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.load(batch_ptr + code, code < K, 0.0)
-    if KIND == "hard":
+    if KIND != "none":
         width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
         if tl.program_id(0) == 0:  # for the second launch, which moves the step
             tl.store(now_ptr, width)
             tl.store(now_ptr + 1, strength)
-        for m in range(M):
-            place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
-            weight = _weight(lengths_ptr + m, width, strength)
-            batch += weight * tl.load(batch_ptr + place, on & (code < K), 0.0)
+        if KIND == "hard" or is_narrow(width):
+            batch = tl.load(raw_ptr + code, code < K, 0.0)
+            for m in range(M):
+                place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+                weight = _weight(lengths_ptr + m, width, strength, KIND)
+                batch += weight * tl.load(raw_ptr + place, on & (code < K), 0.0)
     tl.store(smoothed_ptr + code, batch, code < K)
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * batch
     tl.store(total_ptr + tl.program_id(0), tl.sum(tl.where(code < K, counts, 0.0), 0))
@@ -80,7 +92,7 @@ def _counts_kernel(
 
 @triton.jit
 def _codes_kernel(
-    batch_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
+    batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
     K, D, M, programs, n0, n1, n2, decay, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
@@ -95,14 +107,21 @@ def _codes_kernel(
     dim = tl.arange(0, DP)
     inside = (code[:, None] < K) & (dim[None, :] < D)
     here = code[:, None].to(tl.int64) * D + dim[None, :]
-    batch = tl.load(batch_ptr + here, inside, 0.0)
-    if KIND == "hard":
+    if KIND == "none":
+        batch = tl.load(batch_ptr + here, inside, 0.0)
+    else:
         width, strength = tl.load(now_ptr), tl.load(now_ptr + 1)
-        for m in range(M):
-            place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
-            there = place[:, None].to(tl.int64) * D + dim[None, :]
-            weight = _weight(lengths_ptr + m, width, strength)
-            batch += weight * tl.load(batch_ptr + there, inside & on[:, None], 0.0)
+        if KIND == "hard" or is_narrow(width):
+            chosen = tl.load(raw_ptr + code, code < K, 0.0) > 0
+            batch = tl.load(alone_ptr + here, inside & chosen[:, None], 0.0)
+            for m in range(M):
+                place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+                chosen = tl.load(raw_ptr + place, on & (code < K), 0.0) > 0
+                there = place[:, None].to(tl.int64) * D + dim[None, :]
+                weight = _weight(lengths_ptr + m, width, strength, KIND)
+                batch += weight * tl.load(alone_ptr + there, (dim < D)[None, :] & chosen[:, None], 0.0)
+        else:
+            batch = tl.load(batch_ptr + here, inside, 0.0)
     received = tl.load(smoothed_ptr + code, code < K, 0.0)
     sums = decay * tl.load(sums_ptr + here, inside, 0.0) + (1 - decay) * batch
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * received
@@ -134,12 +153,15 @@ def update_triton(
     """Move codes, sums, counts, hits and step in place (float32, contiguous; grids of up to 3 axes)."""
     k, d = codes_KD.shape
     device = codes_KD.device
-    raw_K, steps_M3, lengths_M = batch_K, batch_K, batch_K
+    raw_KD, raw_K, steps_M3, lengths_M = batch_KD, batch_K, batch_K, batch_K
+    how = method(grid, course)
     window = 0
-    if method(grid, course) == "box":
-        steps_M3, lengths_M = step_table(grid, course.start, device)
+    if how == "box" or (how == "separable" and grid.topology == "rectangular"):
+        steps_M3, lengths_M = step_table(grid, course.start if how == "box" else NEXT, device)
         window = len(lengths_M)
-    else:
+    if how == "separable" and window:
+        batch_KD, batch_K = smooth_triton(batch_KD, batch_K, grid, course, step, but_narrow=True)
+    elif how != "box":
         batch_KD, batch_K = _smoothed(batch_KD, batch_K, grid, course, step)
         course = Course("none", "harmonic", 0.0, 0.0, 0.0, 1)  # one kernel for all of these
     sizes = (1,) * (3 - grid.ndim) + grid.shape
@@ -158,7 +180,7 @@ def update_triton(
             k, window, *sizes, decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
         _codes_kernel[(cdiv(k, block),)](
-            batch_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
+            batch_KD, raw_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
             k, d, window, programs, *sizes, decay, eps,
             KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
@@ -170,8 +192,6 @@ def _smoothed(batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course, ste
     if course.kind == "none":
         return batch_KD, batch_K
     chosen = method(grid, course)
-    if chosen == "separable" and grid.topology == "rectangular":
-        return smooth_triton(batch_KD, batch_K, grid, course, step)
     if chosen == "dense":
         return dense_triton(batch_KD, batch_K, grid, course, step)
     batch_KD, batch_K = smooth(batch_KD, batch_K, grid, course.at(step))
