@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,15 @@ def world() -> World:
 
 @pytest.mark.parametrize(("source", "kind"), [(TinySource(), ResidentFeed), (Streamed(), CudaFeed)])
 def test_feeds_give_the_batches_of_the_source(source: TinySource, kind: type) -> None:
+    threads = threading.active_count()
     feed = open_feed(source, 8, 3, 5, world())
     assert isinstance(feed, kind)
     expected = source.train(8, seed=3, start=5)
     for _ in range(AHEAD + 3):
         feed.prepare()
         assert torch.equal(feed.batch().cpu(), next(expected))
+    feed.close()
+    assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("source", [TinySource(), Streamed()])

@@ -23,6 +23,8 @@ class Feed(Protocol):
 
     def batch(self) -> Tensor: ...
 
+    def close(self) -> None: ...
+
 
 def open_feed(source: Any, batch_size: int, seed: int, start: int, world: World) -> Feed:
     """The training images of `source` from global batch `start` on, gathered on the device if the whole set fits."""
@@ -45,6 +47,9 @@ class HostFeed:
 
     def batch(self) -> Tensor:
         return self.current
+
+    def close(self) -> None:
+        pass
 
 
 class CudaFeed:
@@ -71,6 +76,10 @@ class CudaFeed:
 
     def batch(self) -> Tensor:
         return self.current
+
+    def close(self) -> None:
+        """Wait for the thread, which may be in the middle of a batch: who owns the batches may close them then."""
+        self.pool.shutdown()
 
     def _pinned(self) -> Tensor:
         with torch.cuda.device(self.device):
@@ -113,3 +122,6 @@ class ResidentFeed:
         self.position_1.add_(1)
         images = self.images.index_select(0, index_B)
         return images.permute(0, 3, 1, 2) if self.last else images
+
+    def close(self) -> None:
+        pass

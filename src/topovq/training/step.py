@@ -128,7 +128,8 @@ class TrainStep:
             self.captured = captured
 
     def close(self) -> None:
-        """Let go of the graph's memory and of DDP, which holds the process group."""
+        """Let go of the feed, of the graph's memory and of DDP, which holds the process group."""
+        self.feed.close()
         self.captured = None
         self.forward = self.model
         if self.compiled:
