@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-WIDEN, NARROW, WIDEN_BACKWARD, NARROW_BACKWARD = Tile(64, 4, 1), Tile(64, 4, 1), Tile(128, 4, 2), Tile(32, 4, 3)
+WIDEN, NARROW, WIDEN_BACKWARD, NARROW_BACKWARD = Tile(64, 4, 1), Tile(64, 4, 1), Tile(64, 4, 1), Tile(32, 4, 1)
 
 
 @triton.jit
