@@ -1,8 +1,8 @@
 """4x4 stride-2 convolutions from or to a few channels, such as an image's three, with the ReLU at their wide end.
 
-Matrix units want channels in multiples of eight, so torch's convolutions are slow at these; and the wide map is read
-and written once more for each bias and ReLU. On CUDA all of it is one pass (ops/thin.py). The values are those of the
-ordinary convolution, summed in another order, and rounded once where that would be done after each step.
+Matrix units want channels in multiples of eight, which an image has not; and the wide map would be read and written
+once more for bias and ReLU. On CUDA all of it is one pass (ops/thin.py). The values are those of the ordinary
+convolution, summed in another order, and rounded once where that would be done after each step.
 Legend: B images, C few channels, M many; H x W pixels of the image; P >= 4 C.
 """
 

@@ -2,8 +2,8 @@
 
 Legend: a wide map of B x H x W places with M channels; an image with a border of one pixel, B x (2 H + 2) x (2 W + 2)
 pixels of C channels; the patch of a place is the 4 x 4 pixels from pixel (2 i, 2 j) on, rows of P >= 4 C numbers. BLOCK
-places at a time; what is added up over places is added up by each program for itself first. Such layers are bound by
-reading and writing the wide map: each kernel goes through it once.
+places at a time; what is added up over places is added up by each program for itself first. Such layers do little but
+read and write the wide map: each kernel goes through it once (`_narrow_kernel` with four places for each pixel).
 TRITON_INTERPRET=1 runs these kernels on CPU tensors.
 """
 
