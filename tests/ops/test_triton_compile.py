@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-COMPILE = """
-import os, subprocess, tempfile
+COMPILE = r"""
+import os, re, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -41,6 +41,23 @@ def build(kernel, constants, options=None, **types):
         command = [CUOBJDUMP, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "STACK:0 " in usage and "LOCAL:0 " in usage, usage  # what spilled from registers would lie there
+    check_who_reads(kernel.fn.__name__, compiled.asm["ttgir"])
+
+def check_who_reads(kernel, code):
+    # What is read and written in place must be read by the threads that write it: others may come too late.
+    came_from, layouts, read, written = {}, {}, set(), set()
+    for line in code.splitlines():
+        made = re.match(r"\s*(%\S+) = (?:tt|ttg)\.(?:splat|addptr|broadcast|expand_dims|convert_layout) (%\w+)", line)
+        if made:
+            came_from[made[1]] = came_from.get(made[2], made[2])
+        used = re.search(r"tt\.(load|store) (%\w+).*: tensor<[^,]*, (.*)> loc", line)
+        if used:
+            pointer = came_from.get(used[2], used[2])
+            layouts.setdefault(pointer, set()).add(used[3])
+            (written if used[1] == "store" else read).add(pointer)
+    assert written, code  # or it is not as this takes it to be
+    for pointer in read & written:
+        assert len(layouts[pointer]) == 1, f"{kernel}: {pointer} is read or written as {layouts[pointer]}"
 
 def course(kind, schedule):
     return {"KIND": kind, "SCHEDULE": schedule}

@@ -66,8 +66,8 @@ def _weight(length_ptr, width, strength, KIND: tl.constexpr):
 
 @triton.jit
 def _counts_kernel(
-    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr, course_ptr,
-    now_ptr, K, M, n0, n1, n2, decay,
+    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr,
+    course_ptr, now_ptr, K, M, n0, n1, n2, decay,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -86,13 +86,14 @@ def _counts_kernel(
                 batch += weight * tl.load(raw_ptr + place, on & (code < K), 0.0)
     tl.store(smoothed_ptr + code, batch, code < K)
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * batch
+    tl.store(fresh_ptr + code, counts, code < K)
     tl.store(total_ptr + tl.program_id(0), tl.sum(tl.where(code < K, counts, 0.0), 0))
     tl.store(live_ptr + tl.program_id(0), tl.sum(tl.load(raw_ptr + code, code < K, 0.0), 0))
 
 
 @triton.jit
 def _codes_kernel(
-    batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
+    batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
     K, D, M, programs, n0, n1, n2, decay, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
@@ -122,9 +123,9 @@ def _codes_kernel(
                 batch += weight * tl.load(alone_ptr + there, (dim < D)[None, :] & chosen[:, None], 0.0)
         else:
             batch = tl.load(batch_ptr + here, inside, 0.0)
-    received = tl.load(smoothed_ptr + code, code < K, 0.0)
     sums = decay * tl.load(sums_ptr + here, inside, 0.0) + (1 - decay) * batch
-    counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * received
+    # Not from counts_ptr, which is written below: warps do not wait for each other, and a row's threads read its count.
+    counts = tl.load(fresh_ptr + code, code < K, 0.0)
     moves = live & (tl.load(frozen_ptr + code, code < K, 1) == 0)
     divisor = counts
     if UPDATE_EMPTY:
@@ -132,7 +133,7 @@ def _codes_kernel(
         if CARRIED:
             counts = divisor
     else:
-        moves = moves & (received > 0)
+        moves = moves & (tl.load(smoothed_ptr + code, code < K, 0.0) > 0)
     codes = sums / divisor[:, None]
     if COSINE:
         codes = codes / tl.maximum(tl.sqrt(tl.sum(tl.where(inside, codes * codes, 0.0), 1)), 1e-12)[:, None]
@@ -170,17 +171,17 @@ def update_triton(
     programs = cdiv(k, COUNTS)
     total, live = torch.empty(programs, device=device), torch.empty(programs, device=device)
     now = torch.empty(2, device=device, dtype=torch.float64)
-    smoothed_K = torch.empty_like(counts_K)
+    smoothed_K, fresh_K = torch.empty_like(counts_K), torch.empty_like(counts_K)
     padded = power_of_2(d)
     block = max(1, 2048 // padded)
     with on_device(codes_KD):
         _counts_kernel[(programs,)](
-            batch_K, raw_K, counts_K, smoothed_K, total, live, steps_M3, lengths_M, step,
+            batch_K, raw_K, counts_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, step,
             course_table(course, device), now,
             k, window, *sizes, decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
         _codes_kernel[(cdiv(k, block),)](
-            batch_KD, raw_KD, raw_K, smoothed_K, total, live, steps_M3, lengths_M, now,
+            batch_KD, raw_KD, raw_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, now,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
             k, d, window, programs, *sizes, decay, eps,
             KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
