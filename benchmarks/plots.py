@@ -40,8 +40,8 @@ def draw_layers(results: Results) -> Figure:
         for kind, style in (("hard", "-"), ("gaussian", "--"), ("exponential", ":")):
             peaks = [max(LEAST_MIB, results.ours("exact", kind, shape, column="peak_mib")) for shape in shapes]
             memory.plot(x, peaks, style, color=BLUE, marker="o", ms=5)
-            if axis:
-                side = "top" if kind == "hard" else "bottom"  # `hard` lies lowest, sometimes just below `gaussian`
+            if axis:  # they may lie close together: the lowest, `hard`, is named below its point, the highest above
+                side = {"hard": "top", "gaussian": "center", "exponential": "bottom"}[kind]
                 memory.text(x[-1] * 1.15, peaks[-1], kind, color=BLUE, va=side, fontsize=9)
             elif peaks[0] == LEAST_MIB and kind == "hard":
                 memory.text(x[0] * 1.2, peaks[0], f"below {LEAST_MIB}", color=BLUE, va="top", fontsize=9)

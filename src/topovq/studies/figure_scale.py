@@ -11,7 +11,7 @@ from topovq.studies.sheet import Sheet
 # method -> (what the legend says, color, marker)
 LOOKS = {
     "ema": ("EMA-VQ", COLORS["EMA-VQ"], "o"),
-    "ksom-paper": ("KSOM, the paper's hard neighborhood", "#7cb79b", "s"),
+    "ksom-paper": ("KSOM as in the paper", "#7cb79b", "s"),
     "ksom": ("KSOM, recommended schedule", COLORS["KSOM"], "D"),
     "vqp": ("vector-quantize-pytorch, k-means start and expiry", "#4c6fb1", "^"),
     "vqp-rotation": ("vector-quantize-pytorch, rotation trick", "#8fa8d8", "v"),
@@ -19,18 +19,21 @@ LOOKS = {
     "fsq": ("FSQ", "#9467bd", "X"),
     "lfq": ("LFQ", "#b0a030", "*"),
 }
+LEAST = 0.1  # of the steps: before that, losses say how a method starts
 
 
 def draw_scale(sheet: Sheet) -> Any:
     """Two panels from the rows of the study's table: filled where runs had all steps, hollow at an earlier step, where
-    methods of which some had fewer are compared."""
+    methods of which some had fewer are compared; what they were after the first LEAST of the steps is left out."""
     rows = [dict(zip(sheet.columns, row)) for row in sheet.values]
+    full = max(int(row["steps"]) for row in rows)
+    rows = [row for row in rows if int(row["steps"]) >= LEAST * full]
     sizes = sorted({int(row["codebook_size"]) for row in rows})
     seeds = sorted({int(row["n"]) for row in rows})
-    full, *fewer = sorted({int(row["steps"]) for row in rows}, reverse=True)
+    fewer = sorted({int(row["steps"]) for row in rows} - {full}, reverse=True)
     caption = f"{_range(seeds)} seed{'s' * (seeds != [1])} a point, {full:,} steps"
     if fewer:
-        caption += f"; hollow: after {' or '.join(f'{steps:,}' for steps in fewer)} steps, every method of that size"
+        caption += f"; hollow: after {' or '.join(f'{steps:,}' for steps in fewer)} steps, every method with as many"
     caption += ". Codes in use are those that occur among the tokens of the validation images."
     with style():
         figure, (losses, uses) = canvas(2, "Codebooks of growing size", caption)

@@ -1,7 +1,7 @@
-"""The study `scale` from records: methods over sizes of the codebook, each size at a step that all its methods reached.
+"""The study `scale` from records: methods over sizes of the codebook, compared after as many steps.
 
-A method that is too slow may have been run for fewer steps: its row says so, and every other method of that size gets a
-second row at that step, from a run of that length where there is one, else from the curve of its longer run.
+A method that is too slow may have been run for fewer steps: its row says so, and every method of that size that went on
+gets another row at that step, from a run of that length where there is one, else from the curve of its longest run.
 """
 
 from __future__ import annotations
@@ -112,16 +112,15 @@ def _lacking(cell: Cell, found: dict[int, list[Found]], seeds: int) -> list[str]
 
 
 def _lines(group: dict[Cell, dict[int, list[Found]]]) -> list[Line]:
-    """Rows of one size: each method at the end of its longest runs, then all at the last step they share."""
+    """Rows of one size: each method at the end of its longest runs, and where others ended before."""
     ends = {cell: max(found) for cell, found in group.items()}
-    shared = min(ends.values(), default=0)
-    rows = [_at(cell, ends[cell], ends[cell], found[ends[cell]]) for cell, found in group.items()]
-    if any(end > shared for end in ends.values()):
-        for cell, found in group.items():
-            if ends[cell] > shared:
-                length = shared if shared in found else ends[cell]
-                rows.append(_at(cell, shared, length, found[length]))
-    return sorted(rows, key=lambda line: -line.step)
+    rows = []
+    for step in sorted(set(ends.values()), reverse=True):
+        ended = [_at(cell, step, step, found[step]) for cell, found in group.items() if ends[cell] == step]
+        went_on = [cell for cell in group if ends[cell] > step]
+        lengths = {cell: step if step in group[cell] else ends[cell] for cell in went_on}
+        rows += ended + [_at(cell, step, length, group[cell][length]) for cell, length in lengths.items()]
+    return rows
 
 
 def _at(cell: Cell, step: int, length: int, runs: list[Found]) -> Line:
