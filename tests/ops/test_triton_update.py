@@ -91,7 +91,9 @@ def test_update_with_a_window(grid):
     "schedule", [Schedule.harmonic(0.1), Schedule.linear(3, 0.2, 10), Schedule.exponential(9, 0.3, 8)], ids=str
 )
 @pytest.mark.parametrize("grid", [Grid(1), Grid(19), Grid((7, 18), wrap=(True, False)), Grid((3, 4, 5))], ids=str)
-def test_update_with_a_gaussian(grid, schedule):
+@pytest.mark.parametrize("many", [1, 1000])
+def test_update_with_a_gaussian(grid, schedule, many, monkeypatch):
+    monkeypatch.setattr("topovq.ops.triton_smooth.MANY", many)  # codes, from which on the width is computed first
     for update_empty in (True, False):
         course = Neighborhood("gaussian", grid, schedule=schedule).course
         assert_update_as_good_as_plain(grid, course, update_empty=update_empty)

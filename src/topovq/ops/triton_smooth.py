@@ -47,7 +47,15 @@ class Tile(NamedTuple):
 
 
 SMALL, LARGE = Tile(16, 32, 16, 16), Tile(32, 64, 32, 32)
+GIVEN = Course("gaussian", "given", 0.0, 0.0, 0.0, 1)  # by its width
+MANY = 16_384  # codes, from which on the width is computed once, in a launch of its own, and not in every program
 PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, processors of the device would idle
+
+
+@triton.jit
+def _width_kernel(step_ptr, course_ptr, width_ptr, KIND: tl.constexpr, SCHEDULE: tl.constexpr):
+    width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+    tl.store(width_ptr, width)
 
 
 @triton.jit
@@ -276,7 +284,9 @@ def smooth_triton(
     `but_narrow`, nothing is done where the width `is_narrow`, and what comes back means nothing there.
     """
     widest = math.inf if course is None else max(course.start, course.end)
-    course = course or Course("gaussian", "given", 0.0, 0.0, 0.0, 1)
+    course = course or GIVEN
+    if course is not GIVEN and grid.size >= MANY:
+        course, step = GIVEN, _width_now(course, step)
     width = (step, course_table(course, sums_KD.device))
     how = {"KIND": course.kind, "SCHEDULE": course.schedule, "WIDE": WIDE}
     axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
@@ -294,6 +304,13 @@ def smooth_triton(
             _launch(_axis_kernel, (*places, *points, *out, *width), grid, axis, long, how | more)
             places = points = out
     return places
+
+
+def _width_now(course: Course, step: Tensor) -> Tensor:
+    width = torch.empty((), dtype=torch.float64, device=step.device)
+    with on_device(step):
+        _width_kernel[(1,)](step, course_table(course, step.device), width, KIND=course.kind, SCHEDULE=course.schedule)
+    return width
 
 
 def _launch(
