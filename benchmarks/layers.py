@@ -282,8 +282,22 @@ def run_cpu(arguments: argparse.Namespace) -> int:
                     search(x, codes)
                     times.append(time.perf_counter() - start)
                 ms = statistics.median(times) * 1e3
-                table.add(library, f"cpu-{threads}-threads", "none", (n, k, d), "assignment", ms)
+                peak = host_peak_mib(lambda search=search, x=x, codes=codes: search(x, codes))
+                table.add(library, f"cpu-{threads}-threads", "none", (n, k, d), "assignment", ms, peak)
     return table.rows
+
+
+def host_peak_mib(call: Callable[[], object]) -> float:
+    """The most memory that torch allocates on the host during a call, beyond what it keeps in the end."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        result = call()
+    held = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    del result
+    return (peak - held) / 2**20
 
 
 def whole_matrix(x: Tensor, codes: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """Schedules of the neighborhood over codebook sizes, from which the recommended one was chosen.
 
     python -m benchmarks.schedules                  the table, from records/schedule
-    python -m benchmarks.schedules --run            runs what is missing of 48 short runs first, for a GPU
+    python -m benchmarks.schedules --run            runs what is missing of 56 short runs first, for a GPU
 
 The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width falls exponentially from a share of the
 map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it. Rows
 of which nothing was run are left out, and a dash stands for a single run that was not. A second table is of a small
-model with 4,096 codes that was trained on a CPU, a third of decays in the quick version of the study `scale`, on a CPU
-as well.
+model with 4,096 codes, a third of decays in the quick version of the study `scale`, and a fourth of the smoothing of
+counts where there are 16 codes for each token of a batch, all trained on a CPU.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean, stdev
 
 from topovq.neighborhood import LEAST_START, Schedule
 from topovq.studies.library import Library
@@ -33,7 +34,13 @@ TRIED = [  # share of the side, share of the steps, last width
     (1 / 16, 0.8, 0.3),
     (1 / 16, 0.5, 0.5),
 ]
-OTHER = [{"decay": 0.97}, {"decay": 0.95}, {"count_init": 0.0}, {"decay": 0.97, "count_init": 0.0}]  # of the first
+OTHER = [  # of the first
+    {"decay": 0.97},
+    {"decay": 0.95},
+    {"count_init": 0.0},
+    {"decay": 0.97, "count_init": 0.0},
+    {"eps": 1e-12},
+]
 RECORDS = Path(__file__).parents[1] / "records"
 
 
@@ -55,7 +62,8 @@ def rows() -> Iterator[tuple[str, list[TrainConfig]]]:
     for options in OTHER:
         said = ", ".join(f"{name} {value:g}" for name, value in options.items())
         yield f"the first of these with {said}", gaussian(*TRIED[0], **options)
-    yield "`hard`, the paper's", [run(size, "kohonen", neighborhood="hard") for size in SIZES]
+    for name in ("hard", "exponential"):
+        yield f"`{name}`, the paper's", [run(size, "kohonen", neighborhood=name) for size in SIZES]
     yield "EMA-VQ", [run(size, "ema") for size in SIZES]
 
 
@@ -107,6 +115,28 @@ def short_table(records: Path = RECORDS / "schedule_short") -> list[str]:
     return lines
 
 
+def smoothing_table(records: Path = RECORDS / "smoothing") -> list[str]:
+    """Ways to smooth the counts, in Markdown: validation loss (1e-3) and codes in use at the last step, over seeds."""
+    cells: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for run in Library([records]).all():
+        options, last = run.config["quantizer_options"], run.validations()[-1]
+        name = "EMA-VQ" if run.config["quantizer"] == "ema" else "recommended"
+        said = f"eps = {options.get('eps', 1e-5):.0e}".replace("e-0", "e-")
+        said += ", a copy of the counts is smoothed" if options.get("count_smoothing") == "copy" else ""
+        said = said if options.get("update_empty", True) else "none: codes that receive nothing stay as they are"
+        cells.setdefault((name, said), []).append((1e3 * last["loss"], last["usage"], last["perplexity"]))
+    lines = [
+        "| neighborhood | smoothing | n | loss | codes used | perplexity |",
+        "| --- | --- | --: | --: | --: | --: |",
+    ]
+    for name, said in sorted(cells, key=lambda key: (key[0] == "EMA-VQ", -len(cells[key]), key)):
+        losses, used, perplexities = zip(*cells[name, said])
+        spread = f" ± {stdev(losses):.1f}" if len(losses) > 1 else ""
+        shown = f"{mean(losses):.1f}{spread} | {mean(used):.1%} | {mean(perplexities):,.0f}"
+        lines.append(f"| {name} | {said} | {len(losses)} | {shown} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true", help="train what is missing, into --runs")
@@ -116,7 +146,8 @@ def main() -> None:
         library = Library([RECORDS])
         todo = [config for _, runs in rows() for config in runs if library.finished(config) is None]
         run_all(todo, arguments.runs)
-    print("\n".join([*table(), "", *small_table(), "", *short_table()]))
+    tables = (table(), small_table(), short_table(), smoothing_table())
+    print("\n\n".join("\n".join(lines) for lines in tables))
 
 
 if __name__ == "__main__":

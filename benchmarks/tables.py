@@ -385,9 +385,10 @@ def cpu(results: Results) -> str:
                 and all(other[name] == row[name] for name in ("mode", "N", "K", "d"))]  # fmt: skip
         mine, whole = float(row["median_ms"]), float(same[0]["median_ms"])
         shape = (int(row["N"]), int(row["K"]), int(row["d"]))
-        rows.append([named(shape), row["mode"].split("-")[1], ms(mine), ms(whole), times(whole / mine)])
+        cells = [named(shape), row["mode"].split("-")[1], ms(mine), ms(whole), times(whole / mine)]
+        rows.append([*cells, *(f"{float(found['peak_mib']):,.0f}" for found in (row, same[0]))])
     facts = [listed(row[name] for row in results.layers_cpu) for name in ("driver", "torch", "commit", "date")]
-    head = ["N x K x d", "threads", "topovq ms", "N x K matrix ms", "faster"]
+    head = ["N x K x d", "threads", "topovq ms", "N x K matrix ms", "faster", "topovq MiB", "N x K matrix MiB"]
     return table(head, rows) + "\n" + prose("Processor {}, torch {}, commit {}, {}.".format(*facts))
 
 

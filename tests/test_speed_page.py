@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
 
 from topovq.studies import specs
 from topovq.studies.library import Library
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import kernels, measured, plots, tables, written  # noqa: E402
+from benchmarks.layers import host_peak_mib  # noqa: E402
 
 PAGE = ROOT / "docs" / "speed.md"
 SMALL, FIRST, LARGEST = (16_384, 512, 64), (524_288, 512, 64), (65_536, 1_048_576, 64)
@@ -73,6 +75,12 @@ def test_the_readme_has_the_same_figures(results):
     said = " ".join(said.split())
     assert f"batch 256, {float(small['ms']):.2f} ms; its 256x256 VQ-VAE-2" in said
     assert f"batch 128, {float(large['ms']):.1f} ms and {float(large['peak_mib']) / 1024:.1f} GiB." in said
+
+
+def test_memory_of_a_call_on_the_host():
+    """16 MiB that are gone again, and 4 that are kept."""
+    assert host_peak_mib(lambda: torch.ones(4, 2**20).sum(0)) == pytest.approx(16, abs=0.1)
+    assert host_peak_mib(lambda: None) == 0
 
 
 def test_a_page_without_a_block_is_refused(results):
@@ -244,6 +252,13 @@ class TestTheProse:
         assert f"lowest validation loss at {found['check', 'lowest']} (1e-3), five before" in said
         assert f"written at {found['cifar10', 'lowest']}; at the last step" in said
         assert f"step it was {found['check', 'last']} and {found['cifar10', 'last']}." in said
+
+    def test_on_a_cpu_it_takes_less_time_and_memory(self, results):
+        rows = [line.strip("| ").split(" | ") for line in tables.cpu(results).splitlines() if " x " in line][1:]
+        assert len(rows) == 6
+        for _, _, mine, whole, _, mib, whole_mib in rows:
+            assert float(mine) < float(whole) / 3
+            assert float(mib) < float(whole_mib.replace(",", "")) / 20
 
     def test_one_code_is_no_bottleneck(self, results):
         assert "**no**" not in tables.accumulation(results)
