@@ -1,7 +1,7 @@
 """Schedules of the neighborhood over codebook sizes, from which the recommended one was chosen.
 
     python -m benchmarks.schedules                  the table, from records/schedule
-    python -m benchmarks.schedules --run            runs what is missing of 56 short runs first, for a GPU
+    python -m benchmarks.schedules --run            runs what is missing of 60 short runs first, for a GPU
 
 The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width falls exponentially from a share of the
 map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it. Rows
@@ -40,6 +40,7 @@ OTHER = [  # of the first
     {"count_init": 0.0},
     {"decay": 0.97, "count_init": 0.0},
     {"eps": 1e-12},
+    {"update_empty": False},
 ]
 RECORDS = Path(__file__).parents[1] / "records"
 
@@ -60,7 +61,7 @@ def rows() -> Iterator[tuple[str, list[TrainConfig]]]:
     for share, span, end in TRIED:
         yield f"side / {round(1 / share)} to {end} over {span:g} of the steps", gaussian(share, span, end)
     for options in OTHER:
-        said = ", ".join(f"{name} {value:g}" for name, value in options.items())
+        said = ", ".join(f"{name} {value}" for name, value in options.items())
         yield f"the first of these with {said}", gaussian(*TRIED[0], **options)
     for name in ("hard", "exponential"):
         yield f"`{name}`, the paper's", [run(size, "kohonen", neighborhood=name) for size in SIZES]
@@ -124,6 +125,7 @@ def smoothing_table(records: Path = RECORDS / "smoothing") -> list[str]:
         said = f"eps = {options.get('eps', 1e-5):.0e}".replace("e-0", "e-")
         said += ", a copy of the counts is smoothed" if options.get("count_smoothing") == "copy" else ""
         said = said if options.get("update_empty", True) else "none: codes that receive nothing stay as they are"
+        said += f", decay = {options['decay']:g}" if "decay" in options else ""
         cells.setdefault((name, said), []).append((1e3 * last["loss"], last["usage"], last["perplexity"]))
     lines = [
         "| neighborhood | smoothing | n | loss | codes used | perplexity |",

@@ -9,10 +9,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks import schedules
-from benchmarks.schedules import short_table, small_table, table
+from benchmarks.schedules import short_table, small_table, smoothing_table, table
 
+from topovq.grid import Grid
 from topovq.models.peers import FSQ_LEVELS
+from topovq.neighborhood import Neighborhood
+from topovq.ops.update import update
 from topovq.studies.figure_scale import LOOKS, draw_scale
 from topovq.studies.library import Library
 from topovq.studies.scale import make_scale
@@ -70,7 +74,7 @@ def test_the_tables_are_those_of_the_records(sheet: Sheet, faces: Sheet) -> None
     assert len(few) == (3 + len(PEERS) + 3) * len(COMPARED)
     both = [head, rule, *few, head, rule, *body[len(few) :]]
     use = ["| K | method | seed | of the validation tokens | of all |", "| --: | --- | --: | --: | --: |", *use_table()]
-    tried = [line for lines in (table(), small_table(), short_table()) for line in lines]
+    tried = [*table(), *small_table(), *short_table(), *smoothing_table()]
     assert lines_of(PAGE) == [*both, *use, *lines_of(markdown(faces)), *tried]
     for each in (sheet, faces):
         assert (ROOT / "docs" / "results" / f"{each.name}.csv").read_text() == as_csv(each)
@@ -173,6 +177,36 @@ def test_in_short_trainings_lower_decays_are_better() -> None:
     assert set(losses) == {"0.99", "0.97", "0.95"}
     assert len(losses["0.99"]) == 4
     assert all(low < high for name in ("0.97", "0.95") for low, high in zip(losses[name], losses["0.99"]))
+
+
+def test_smaller_eps_keeps_codes_in_use() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in smoothing_table()[2:]]
+    at = {(row[0], row[1].split(":")[0]): (float(row[3].split()[0]), float(row[4].strip("%"))) for row in rows}
+    usual = at["recommended", "eps = 1e-5"]
+    assert usual[1] < 90
+    for smoothing in ("eps = 1e-12", "none"):
+        assert at["recommended", smoothing][0] < usual[0]
+        assert at["recommended", smoothing][1] > 99
+    assert at["EMA-VQ", "eps = 1e-12"][1] < 5
+    config = next(iter(Library([ROOT / "records" / "smoothing"]).all())).config
+    tokens = config["batch_size"] * (config["source_size"] // config["model_options"].get("stride", 4)) ** 2
+    assert config["codebook_size"] == 16 * tokens
+    assert 262_144 == 16 * 256 * 64
+
+
+def test_rarely_chosen_codes_are_pulled_to_the_origin() -> None:
+    """The page's c / (c + 0.001), where the other codes make up nearly all of the counts."""
+    c, size = 0.001, 64
+    batch_counts = torch.full((size,), 100.0, dtype=torch.float64)
+    batch_counts[0] = c
+    codes = torch.ones(size, 1, dtype=torch.float64)
+    state = [codes, codes.clone(), torch.ones(size, dtype=torch.float64), torch.zeros(size), torch.tensor(0)]
+    state += [torch.zeros(size, dtype=torch.bool), batch_counts[:, None] * 1.0, batch_counts]
+    course = Neighborhood("none", Grid(size)).course
+    for _ in range(3000):
+        update(*state, Grid(size), course, decay=0.99, eps=1e-5, update_empty=True, carried=True, cosine=False)
+    assert codes[0].item() == pytest.approx(c / (c + 0.001), rel=1e-3)
+    assert codes[1].item() == pytest.approx(1, rel=1e-3)
 
 
 def test_the_map_is_compared_with_others_after_as_many_steps(sheet: Sheet) -> None:
@@ -298,6 +332,12 @@ def test_the_picture_compares_methods_at_the_same_step() -> None:
 def test_the_readme_quotes_the_same_records(sheet: Sheet) -> None:
     rows = by_method(sheet)
     said = " ".join((ROOT / "README.md").read_text().split())
+    costs = [
+        (float(row["ms_per_step"]), float(row["peak_mib"]) / 1024)
+        for row in (by_method(sheet, 6_000)["ksom", 262_144], by_method(sheet, 100)["vqp", 262_144])
+    ]
+    assert "takes {:.1f} ms and {:.1f} GiB, and with".format(*costs[0]) in said
+    assert "in its place {:.0f} ms and {:.0f} GiB (".format(*costs[1]) in said
     for size, text in (
         (16_384, "Of 16,384 codes EMA-VQ uses {:.0f}%, the map {:.1f}%, with {:.0f}% less error"),
         (65_536, "of 65,536 codes {:.0f}% and {:.0f}%, with {:.0f}% less (one seed)."),
