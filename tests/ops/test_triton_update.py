@@ -87,6 +87,12 @@ def test_update_with_a_window(grid):
     assert_update_as_good_as_plain(grid, Neighborhood("hard", grid, schedule=Schedule.linear(2.3, 1, 10)).course)
 
 
+def test_update_with_the_largest_window():
+    """Over 26 neighbors warps drift apart: where one read what another had written, it showed here first."""
+    grid = Grid((5, 6, 7), wrap=(True, False, True))
+    assert_update_as_good_as_plain(grid, Neighborhood("hard", grid).course, d=24)
+
+
 @pytest.mark.parametrize(
     "schedule", [Schedule.harmonic(0.1), Schedule.linear(3, 0.2, 10), Schedule.exponential(9, 0.3, 8)], ids=str
 )
