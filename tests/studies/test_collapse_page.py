@@ -56,6 +56,8 @@ def use_table() -> list[str]:
     runs = {run.config["id"]: run.config for run in Library([ROOT / "records" / "scale"]).all()}
     rows = {(row["run"], row["over"]): row for row in in_use()}
     assert {(row["over"], row["tokens"]) for row in in_use()} == {(SEEN, "636608"), (ALL, "3200000")}
+    (largest,) = (row for row in in_use() if row["run"] == "26581c0e201d" and row["over"] == ALL)
+    assert 1 - float(largest["used"]) == pytest.approx(1 / 3, abs=0.03)  # "a third", here and in the README
     lines = []
     for run in {run for run, _ in rows}:
         options = runs[run]["quantizer_options"]
