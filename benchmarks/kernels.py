@@ -33,7 +33,7 @@ KINDS = {
     "convolutions": r"xmma|cutlass|cask_plugin|nvjet|cublas|splitK|^_(widen|narrow|thin)_kernel",
     "sums of gradients": r"^triton_(red|per)_",  # of biases, and of the loss
     "activations, additions": r"^triton_poi_",
-    "quantizers": r"^_(search|codes|gather|total|backward|counts|choose|width|axis|points|dense)_kernel",
+    "quantizers": r"^_(search|codes|gather|total|backward|counts|which|width|axis|points|dense)_kernel",
     "optimizer": r"^_\w+_kernel",
     "copies and zeros": r".",
 }

@@ -87,21 +87,26 @@ for kind, schedule, hexagonal in (
     blocks = {"BLOCK_I": triton_dense.BLOCK_I, "BLOCK_J": triton_dense.BLOCK_J, "BLOCK_D": 64}
     dense = {"none": "exponential"}.get(kind, kind)
     build(triton_dense._dense_kernel, {**course(dense, schedule), **lattice, **blocks})
-for k, d, precision in ((512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 256, "exact")):
+for k, d, precision in (
+    (512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 128, "exact"), (8_192, 128, "fast"),
+    (8_192, 256, "exact"), (8_192, 256, "fast"), (8_192, 512, "exact"),
+):
     tiles = triton_search.tile_sizes(k, d, precision)
     shape = {"DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
     how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": precision == "exact", "EACH": tiles.each}
-    how["SHARED"] = k == 65_536
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     build(triton_search._search_kernel, {**shape, **how, "WHOLE": False}, options)
     whole = precision == "exact"
     build(triton_search._search_kernel, {**shape, **how, "WHOLE": whole}, options, x_ptr="*bf16")
+    how = {"OTHER": False, "EXACT": precision == "exact", "WHOLE": False, "ROWS": triton_search.WHICH}
+    how |= {"DP": d, "DC": 64, "BLOCK_K": tiles.block_k, "stride_d": 1}
+    build(triton_search._which_kernel, how, found_ptr="*i64", out_ptr="*i64")
     how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True,
            "KEPT": k <= 2048}
     build(triton_search._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
     how = {"KEPT": k <= 2048, "STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
     build(triton_quantize._gather_kernel, how, row_ptr="*i16")
-    how = {"GATHER": k <= 2048, "BLOCK_N": 4096 // d, "BLOCK_D": d, "grad_d": 1, "stride_d": 1}
+    how = {"GATHER": k <= 2048, "BLOCK_N": max(1, 4096 // d), "BLOCK_D": d, "grad_d": 1, "stride_d": 1}
     build(triton_quantize._backward_kernel, how, row_ptr="*i16")
 half = {name + "_ptr": "*bf16" for name in ("image", "matrix", "bias", "wide", "grad")}
 for kernel, tile, which in (
@@ -111,7 +116,6 @@ for kernel, tile, which in (
 ):
     shape = {"C": 3, "P": 16, "M": 64, "BLOCK": tile.block, "BLOCK_M": 64, **which}
     build(kernel, shape, {"num_warps": tile.warps, "num_stages": tile.stages}, **half)
-build(triton_search._choose_kernel, {"BLOCK": 256})
 build(triton_stats._total_kernel, {"ERROR": True, "BLOCK": triton_stats.TOTAL, "COPIES": 32, "PARTS": 4096})
 """
 

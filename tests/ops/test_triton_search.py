@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from kernels import DEVICE, noise
 
 from topovq.ops.nearest import METRICS, nearest
-from topovq.ops.triton_search import nearest_triton, shares_of, turn_of
+from topovq.ops.triton_search import nearest_triton, shares_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -77,12 +77,14 @@ def test_codes_are_shared_where_vectors_are_few():
     assert shares_of(programs=1, tiles=40) == 5
 
 
-def test_every_tile_gets_its_turn():
-    for share in (*range(1, 130), 2048, 8191, 46_340, 10**6):
-        turn = turn_of(share)
-        assert sorted(step * turn % share for step in range(share)) == list(range(share))
-        assert (share - 1) * turn < 2**31
-    assert turn_of(1024) == 633  # the first tiles: 0, 633, 242, 875, 484
+@pytest.mark.parametrize("d", [5, 64, 130, 300])
+def test_of_many_codes_that_are_the_same_the_lowest_wins(d):
+    codes = noise(2500, d, seed=1)
+    codes[140] = codes[135]  # of one tile, but kept apart while it is searched: 140 has the earlier slot
+    codes[2000:2100:7] = codes[1999]  # of one tile and the next
+    x = codes[[140, 2000, 2049]].to(DEVICE)
+    assert nearest_triton(x, codes.to(DEVICE), "euclidean", "exact").tolist() == [135, 1999, 1999]
+    assert nearest_triton(x, codes[:1].expand(2500, d).to(DEVICE), "euclidean", "exact").tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 18])

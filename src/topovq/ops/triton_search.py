@@ -11,14 +11,15 @@ The closest code minimizes bias_k - (x - center).w_k (ops/nearest.py); a row's s
 Vectors of 16 bits have no lo as they are: there `exact` leaves x where it is, adds center.w_k to the bias instead, and
 needs two products.
 
-A tile with a better code costs more than one without. On a map neighbors are alike, and tile after tile would come a
-little closer; so tiles far apart follow each other, and the first few come close at once.
+Which code is the best one is not asked tile by tile: that costs as much as the products. Columns of a tile that lie in
+one thread share a slot, a row has SLOTS of them, and each keeps its lowest score and the tile where that was: no thread
+waits for another before the last tile. Then one small kernel compares the few codes of a row's best slot. With a small
+codebook every column is a slot of its own (`each`), and that kernel is not needed. No tile costs more than another, and
+the time does not depend on where the codes are.
 """
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ from topovq.ops.triton_stats import Stats, cdiv, on_device, power_of_2
 
 SAMPLE = 4096  # entries of the codes whose mean is the center, at most 32 codes
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
+SLOTS = tl.constexpr(16)  # of a row, which share the columns of a tile of codes
+WHICH = 4  # vectors per program that asks which code of a slot is the best
 LEAST_TILES = 8  # of codes in a share
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
 
@@ -54,6 +57,27 @@ def _split(x, scale):
 
 
 @triton.jit
+def _centered(x_ptr, center_ptr, row, dim, wanted, D, stride_n, stride_d, WHOLE: tl.constexpr):
+    """The entries `dim` of the vectors wanted, from the center on; others are 0."""
+    on = wanted[:, None] & (dim < D)[None, :]
+    x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, on, 0.0).to(tl.float32)
+    if not WHOLE:
+        x = tl.where(on, x - tl.load(center_ptr + dim, dim < D, 0.0)[None, :], 0.0)
+    return x
+
+
+@triton.jit
+def _part_of_size(x):
+    return tl.sum(tl.abs(x) * 0.0009765625, 1)
+
+
+@triton.jit
+def _row_scale(size):
+    e = tl.minimum(_exponent(size) + 10, 250)
+    return tl.where(size < float("inf"), _power_of_two(261 - e), 1.0)
+
+
+@triton.jit
 def _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER: tl.constexpr):
     score = tl.load(bias_ptr + code)[None, :] * scale[:, None] - tl.load(scale_ptr + code)[None, :] * dot
     if OTHER:
@@ -62,22 +86,18 @@ def _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER: tl.constexpr)
 
 
 @triton.jit
-def _better(score, code, best, index):
-    """The best score so far and its code, with those of a tile; the lowest code wins a tie, NaN never wins."""
-    value = tl.min(score, 1)
-    as_good = value <= best
-    # After the first tiles most have nothing as good: which code it is then need not be asked.
-    if tl.max(as_good.to(tl.int32), 0) > 0:
-        first = tl.min(tl.where(score == value[:, None], code[None, :], 2147483647), 1)
-        first = tl.where(value == best, tl.minimum(first, index), first)
-        index = tl.where(as_good, first, index)
-        best = tl.where(as_good, value, best)
-    return best, index
+def _better_slots(score, tile, best, at, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The lowest score of each of a row's SLOTS and its tile; the first tile wins a tie, NaN never wins.
+
+    Columns that are a multiple of 8 apart, in the same half of the tile, share a slot, as they share a thread."""
+    value = tl.reshape(tl.min(tl.reshape(score, [BLOCK_N, 2, BLOCK_K // SLOTS, 8]), 2), [BLOCK_N, SLOTS])
+    better = value < best
+    return tl.where(better, value, best), tl.where(better, tile, at)
 
 
 @triton.jit
 def _better_each(score, tile, best, at):
-    """The same for each column of the tiles by itself: no row is searched before the last tile."""
+    """The same with a slot for each column."""
     better = score < best
     return tl.where(better, score, best), tl.where(better, tile, at)
 
@@ -136,13 +156,13 @@ def _codes_kernel(
 def _search_kernel(
     x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
     index_ptr, best_ptr, valid_ptr, skipped_ptr,
-    N, D, share, turn, stride_n, stride_d,
+    N, D, share, stride_n, stride_d,
     HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
-    EACH: tl.constexpr, SHARED: tl.constexpr,
+    EACH: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The closest of a share of the code tiles, every `turn`-th, round and round (one after the other with EACH,
-    where no tile costs more than another); of the first share also which vectors are valid."""
+    """The closest code of all with EACH, else the best slots of a share of the code tiles (_found); of the first share
+    also which vectors are valid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DC)
     first_tile = tl.program_id(1) * share
@@ -150,14 +170,10 @@ def _search_kernel(
     # The size of each vector sets its scale; an infinity or NaN in it makes its size one, too.
     size = tl.zeros([BLOCK_N], tl.float32)
     for start in tl.static_range(0, DP, DC):
-        inside = (row[:, None] < N) & (start + dim[None, :] < D)
-        x = tl.load(x_ptr + row[:, None] * stride_n + (start + dim[None, :]) * stride_d, inside, 0.0).to(tl.float32)
-        if not WHOLE:
-            x = tl.where(inside, x - tl.load(center_ptr + start + dim, start + dim < D, 0.0)[None, :], 0.0)
-        size += tl.sum(tl.abs(x) * 0.0009765625, 1)
+        x = _centered(x_ptr, center_ptr, row, start + dim, row < N, D, stride_n, stride_d, WHOLE)
+        size += _part_of_size(x)
     finite = size < float("inf")
-    e = tl.minimum(_exponent(size) + 10, 250)
-    scale = tl.where(finite, _power_of_two(261 - e), 1.0)
+    scale = _row_scale(size)
     if VALID:
         valid = finite & (row < N)
         if HAS_KEEP:
@@ -176,12 +192,11 @@ def _search_kernel(
         best = tl.full([BLOCK_N, BLOCK_K], float("inf"), tl.float32)
         at = tl.zeros([BLOCK_N, BLOCK_K], tl.int32)
     else:
-        best = tl.full([BLOCK_N], float("inf"), tl.float32)
-        index = tl.zeros([BLOCK_N], tl.int32)
+        best = tl.full([BLOCK_N, SLOTS], float("inf"), tl.float32)
+        at = tl.zeros([BLOCK_N, SLOTS], tl.int32)
     if DC == DP:
         hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
-        for step in range(share):
-            tile = first_tile + (step if EACH else step * turn % share)
+        for tile in range(first_tile, first_tile + share):
             code = tile * BLOCK_K + column
             place = code[None, :].to(tl.int64) * DP + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
@@ -195,24 +210,16 @@ def _search_kernel(
             if EACH:
                 best, at = _better_each(score, tile, best, at)
             else:
-                best, index = _better(score, code, best, index)
-        if EACH:
-            code = at * BLOCK_K + column[None, :]
-            lowest = tl.min(best, 1)
-            index = tl.min(tl.where(best == lowest[:, None], code, 2147483647), 1)
-            best = lowest
+                best, at = _better_slots(score, tile, best, at, BLOCK_N, BLOCK_K)
     else:
         # One loop over (tile, chunk), so that loads run ahead across tiles.
         dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for step in range(share * (DP // DC)):
-            code = (first_tile + step // (DP // DC) * turn % share) * BLOCK_K + column
+            tile = first_tile + step // (DP // DC)
+            code = tile * BLOCK_K + column
             chunk = (step % (DP // DC)) * DC
-            inside = (row[:, None] < N) & (chunk + dim[None, :] < D)
-            x = tl.load(x_ptr + row[:, None] * stride_n + (chunk + dim[None, :]) * stride_d, inside, 0.0)
-            x = x.to(tl.float32)
-            if not WHOLE:
-                x -= tl.load(center_ptr + chunk + dim, chunk + dim < D, 0.0)[None, :]
-            hi, lo = _split(tl.where(finite[:, None] & inside, x, 0.0), scale[:, None])
+            x = _centered(x_ptr, center_ptr, row, chunk + dim, (row < N) & finite, D, stride_n, stride_d, WHOLE)
+            hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
             place = code[None, :].to(tl.int64) * DP + chunk + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
             if EXACT:
@@ -222,28 +229,103 @@ def _search_kernel(
             dot = tl.dot(hi, w_hi, dot)
             if chunk == DP - DC:
                 score = _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER)
-                best, index = _better(score, code, best, index)
+                best, at = _better_slots(score, tile, best, at, BLOCK_N, BLOCK_K)
                 dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    place = tl.program_id(1).to(tl.int64) * N + row
-    tl.store(index_ptr + place, index.to(tl.int64), row < N)
-    if SHARED:
-        tl.store(best_ptr + place, best, row < N)
+    lowest = tl.min(best, 1)
+    if EACH:
+        code = at * BLOCK_K + column[None, :]
+        index = tl.min(tl.where(best == lowest[:, None], code, 2147483647), 1)
+        tl.store(index_ptr + row, index.to(tl.int64), row < N)
+    else:
+        place = tl.program_id(1).to(tl.int64) * N + row
+        tl.store(index_ptr + place, _found(best, at, lowest), row < N)
+        tl.store(best_ptr + place, lowest, row < N)
 
 
 @triton.jit
-def _choose_kernel(index_ptr, best_ptr, out_ptr, N, shares, BLOCK: tl.constexpr):
-    """The best of all shares; the lowest code wins a tie, and codes rise with the shares."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _found(best, at, lowest):
+    """A row's first tile with the lowest score, the first slot that has it there, and in 16 bits all that do."""
+    as_good = best == lowest[:, None]
+    tile = tl.min(tl.where(as_good, at, 2147483647), 1)
+    as_good = as_good & (at == tile[:, None])
+    slot = tl.arange(0, SLOTS)[None, :]
+    first = tl.min(tl.where(as_good, slot, SLOTS - 1), 1)
+    return (tile.to(tl.int64) << 20) | (first << 16) | tl.sum(tl.where(as_good, 1 << slot, 0), 1)
+
+
+@triton.jit
+def _slot_best(
+    x_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, row, scale, tile, slot, wanted, not_code, best, index,
+    D, stride_n, stride_d,
+    OTHER: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
+    DP: tl.constexpr, DC: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The best score so far and its code, with the codes of one slot of each row that is wanted."""
+    step = tl.arange(0, BLOCK_K // SLOTS)
+    code = (tile * BLOCK_K + slot // 8 * (BLOCK_K // 2) + slot % 8)[:, None] + step[None, :] * 8
+    on = wanted[:, None]
+    dot = tl.zeros([ROWS, BLOCK_K // SLOTS], tl.float32)
+    for start in range(0, DP, DC):
+        dim = start + tl.arange(0, DC)
+        x = _centered(x_ptr, center_ptr, row, dim, wanted, D, stride_n, stride_d, WHOLE) * scale[:, None]
+        place = code[:, :, None].to(tl.int64) * DP + dim[None, None, :]
+        w = tl.load(hi_ptr + place, on[:, :, None], 0.0).to(tl.float32)
+        if EXACT:
+            w += tl.load(lo_ptr + place, on[:, :, None], 0.0).to(tl.float32)
+        dot += tl.sum(w * x[:, None, :], 2)
+    score = tl.load(bias_ptr + code, on, 0.0) * scale[:, None] - tl.load(scale_ptr + code, on, 0.0) * dot
+    if OTHER:
+        score = tl.where(code == not_code[:, None], float("inf"), score)
+    value = tl.min(score, 1)
+    first = tl.min(tl.where(score == value[:, None], code, 2147483647), 1)
+    first = tl.where(value == best, tl.minimum(first, index), first)
+    taken = wanted & (value <= best) & (first < 2147483647)
+    return tl.where(taken, value, best), tl.where(taken, first, index)
+
+
+@triton.jit
+def _which_kernel(
+    found_ptr, best_ptr, x_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, out_ptr,
+    N, D, K, shares, stride_n, stride_d,
+    OTHER: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
+    DP: tl.constexpr, DC: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The best of all shares, in which codes rise, and which code of its slot it is; the lowest wins a tie."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     best = tl.load(best_ptr + row, row < N, 0.0)
-    index = tl.load(index_ptr + row, row < N, 0)
+    found = tl.load(found_ptr + row, row < N, 0)
     for share in range(1, shares):
-        place = tl.zeros([BLOCK], tl.int64) + share
+        place = tl.zeros([ROWS], tl.int64) + share
         place = place * N + row
         value = tl.load(best_ptr + place, row < N, float("inf"))
         better = value < best
-        index = tl.where(better, tl.load(index_ptr + place, row < N, 0), index)
+        found = tl.where(better, tl.load(found_ptr + place, row < N, 0), found)
         best = tl.where(better, value, best)
-    tl.store(out_ptr + row, index, row < N)
+    size = tl.zeros([ROWS], tl.float32)
+    for start in range(0, DP, DC):
+        dim = start + tl.arange(0, DC)
+        size += _part_of_size(_centered(x_ptr, center_ptr, row, dim, row < N, D, stride_n, stride_d, WHOLE))
+    scale = _row_scale(size)
+    not_code = tl.zeros([ROWS], tl.int32)
+    if OTHER:
+        not_code = tl.load(other_ptr + row, row < N, 0).to(tl.int32)
+    tile, slot, slots = (found >> 20).to(tl.int32), (found >> 16).to(tl.int32) & 15, found.to(tl.int32) & 65535
+    wanted = (row < N) & (size < float("inf"))
+    best = tl.full([ROWS], float("inf"), tl.float32)
+    index = tl.minimum(tile * BLOCK_K, K - 1)
+    best, index = _slot_best(
+        x_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, row, scale, tile, slot, wanted, not_code, best, index,
+        D, stride_n, stride_d, OTHER, EXACT, WHOLE, DP, DC, ROWS, BLOCK_K,
+    )  # fmt: skip
+    more = tl.where(wanted, slots & ~(1 << slot), 0)
+    if tl.max(more, 0) > 0:  # another slot of the tile is as good: rare, but for codes that are alike
+        for other in range(SLOTS):
+            best, index = _slot_best(
+                x_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, row, scale, tile,
+                tl.zeros([ROWS], tl.int32) + other, (more >> other) & 1 > 0, not_code, best, index,
+                D, stride_n, stride_d, OTHER, EXACT, WHOLE, DP, DC, ROWS, BLOCK_K,
+            )  # fmt: skip
+    tl.store(out_ptr + row, tl.minimum(index, K - 1).to(tl.int64), row < N)
 
 
 class Tiles(NamedTuple):
@@ -254,7 +336,7 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     each: bool = False
-    """Each column of the tiles keeps its best code: more registers, and less to do in a tile."""
+    """Each column of the tiles is a slot: more registers, and no second kernel."""
 
 
 def tile_sizes(k: int, d: int, precision: str) -> Tiles:
@@ -272,14 +354,6 @@ def tile_sizes(k: int, d: int, precision: str) -> Tiles:
 def shares_of(programs: int, tiles: int) -> int:
     """Among how many programs the codes are shared, so that few vectors keep a whole device busy."""
     return max(1, min(BUSY // max(1, programs), tiles // LEAST_TILES))
-
-
-@lru_cache(maxsize=256)
-def turn_of(share: int) -> int:
-    """How many tiles further on the next one is, so that all get their turn: their golden ratio leaves no gaps."""
-    if share > 46_340:  # the product of two such numbers must fit 32 bits
-        return 1
-    return next(turn for turn in range(max(1, round(0.618 * share)), share + 1) if math.gcd(turn, share) == 1)
 
 
 def nearest_triton(
@@ -320,8 +394,8 @@ def nearest_triton(
     hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
     lo = torch.empty_like(hi) if exact else hi
     scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
-    found_SN = torch.empty(shares, n, dtype=torch.int64, device=device) if shares > 1 else index_N
-    best_SN = torch.empty(shares, n, device=device) if shares > 1 else center_D
+    found_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.int64, device=device)
+    best_SN = center_D if tiles.each else torch.empty(shares, n, device=device)
     clear = stats is not None and stats.to_clear
     sums, counts = (center_D, center_D) if stats is None else (stats.sums, stats.counts)
     with on_device(x_ND):
@@ -335,12 +409,16 @@ def nearest_triton(
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
             center_D, hi, lo, scale_K, bias_K,
             found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
-            n, d, share, turn_of(share), x_ND.stride(0), x_ND.stride(1),
+            n, d, share, x_ND.stride(0), x_ND.stride(1),
             HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
-            EXACT=exact, WHOLE=whole, EACH=tiles.each, SHARED=shares > 1,
+            EXACT=exact, WHOLE=whole, EACH=tiles.each,
             DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-        if shares > 1:
-            _choose_kernel[(cdiv(n, 256),)](found_SN, best_SN, index_N, n, shares, BLOCK=256)
+        if not tiles.each:
+            _which_kernel[(cdiv(n, WHICH),)](
+                found_SN, best_SN, x_ND, index_N if other_than_N is None else other_than_N, center_D, hi, lo, scale_K,
+                bias_K, index_N, n, d, k, shares, x_ND.stride(0), x_ND.stride(1), OTHER=other_than_N is not None,
+                EXACT=exact, WHOLE=whole, DP=padded, DC=min(CHUNK, padded), ROWS=WHICH, BLOCK_K=tiles.block_k,
+            )  # fmt: skip
     return index_N

@@ -123,7 +123,6 @@ def _codes_kernel(
                 batch += weight * tl.load(alone_ptr + there, (dim < D)[None, :] & chosen[:, None], 0.0)
         else:
             batch = tl.load(batch_ptr + here, inside, 0.0)
-    sums = decay * tl.load(sums_ptr + here, inside, 0.0) + (1 - decay) * batch
     # Not from counts_ptr, which is written below: warps do not wait for each other, and a row's threads read its count.
     counts = tl.load(fresh_ptr + code, code < K, 0.0)
     moves = live & (tl.load(frozen_ptr + code, code < K, 1) == 0)
@@ -134,6 +133,7 @@ def _codes_kernel(
             counts = divisor
     else:
         moves = moves & (tl.load(smoothed_ptr + code, code < K, 0.0) > 0)
+    sums = decay * tl.load(sums_ptr + here, inside & moves[:, None], 0.0) + (1 - decay) * batch
     codes = sums / divisor[:, None]
     if COSINE:
         codes = codes / tl.maximum(tl.sqrt(tl.sum(tl.where(inside, codes * codes, 0.0), 1)), 1e-12)[:, None]
