@@ -48,7 +48,7 @@ QUANTIZERS: dict[str, dict[str, Any]] = {
 }
 CODEBOOKS = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
 SCALED = ("ema", "kohonen hard", "kohonen")
-MOMENTS = (0.25, 0.75)  # of a training, at which the recommended neighborhood is timed once more: half-way, and narrow
+MOMENTS = (0.1, 0.15, 0.2, 0.25, 0.75)  # of a training, at which the recommended neighborhood is timed once more
 PEERS = ("vqp", "vqp-rotation", "simvq", "fsq", "lfq")  # of the study `scale`
 STUDIES = ["training", "scale", "at_once"]
 AT_ONCE = (1, 2, 3, 4, 6, 8)

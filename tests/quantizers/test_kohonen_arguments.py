@@ -39,6 +39,15 @@ def test_a_short_training_has_a_shorter_memory():
     assert decay(steps=1_200, decay=0.5) == 0.5
 
 
+def test_codes_that_receive_nothing_stay_with_the_recommended_neighborhood():
+    def decays(**options):
+        return KohonenVQ(4, 16, **options).codebook_of(0).update_empty
+
+    assert not decays() and not decays(steps=9) and not decays(tau=0.5)
+    assert decays(neighborhood="none") and decays(neighborhood="hard") and decays(update_empty=True)
+    assert not decays(neighborhood="hard", update_empty=False)
+
+
 def test_what_is_given_takes_the_place_of_the_recommended_part():
     kind, _, radius = recommended(Grid((16, 32)), None)
     assert setting(KohonenVQ(4, 512, tau=0.5)) == (kind, Schedule.harmonic(0.5), radius)

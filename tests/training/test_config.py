@@ -22,10 +22,11 @@ def test_what_is_left_open_is_filled_in_from_the_paper() -> None:
 
 
 def open_for(steps: int, size: int = 512) -> dict[str, Any]:
-    """The options that spell out the recommended neighborhood."""
+    """The options that spell out the recommended setting."""
     kind, schedule, radius = recommended(Grid.balanced(size), steps)
     assert radius is None
-    return {"neighborhood": kind, "schedule": schedule.to_dict(), **({"decay": 0.95} if steps <= 1_200 else {})}
+    named = {"neighborhood": kind, "schedule": schedule.to_dict(), "update_empty": False}
+    return {**named, **({"decay": 0.95} if steps <= 1_200 else {})}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
         ({"quantizer": "soft"}, open_for(700)),
         ({"quantizer": "residual"}, open_for(700)),
         ({"quantizer_options": {"decay": 0.9}}, {**open_for(700), "decay": 0.9}),
+        ({"quantizer_options": {"update_empty": True}}, {**open_for(700), "update_empty": True}),
         ({"quantizer_options": {"steps": 50}}, open_for(50)),
         ({"quantizer_options": {"grid": [4, 128]}}, {"grid": [4, 128], **open_for(700)}),
         ({"codebook_size": 4096}, open_for(700, 4096)),

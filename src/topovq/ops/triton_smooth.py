@@ -29,7 +29,7 @@ from topovq.ops.triton_stats import cdiv, on_device
 
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
 NEAR = 6  # places on either side, up to which they are added up one by one
-WIDE = 8.0  # the width from which on there are points between
+WIDE = 6.0  # the width from which on there are points between
 LEAST_PLACES = 64  # of an axis that is long enough for that: the others are as if the width were not
 RATIO = tl.constexpr(2.75)  # points within a width: the error is 2e-8
 POINT_REACH = tl.constexpr(3.6)  # in widths: what points farther away would add is 1e-6 of a weight of 1e-6
@@ -46,7 +46,7 @@ class Tile(NamedTuple):
     """Of the products: the error of float32."""
 
 
-SMALL, LARGE = Tile(16, 32, 16, 16), Tile(32, 64, 32, 32)
+SMALL, LARGE = Tile(16, 32, 16, 16), Tile(32, 64, 16, 32)
 GIVEN = Course("gaussian", "given", 0.0, 0.0, 0.0, 1)  # by its width
 MANY = 16_384  # codes, from which on the width is computed once, in a launch of its own, and not in every program
 PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, processors of the device would idle

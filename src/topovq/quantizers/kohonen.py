@@ -37,7 +37,10 @@ class KohonenVQ(Quantizer, HubModule):
                         steps) or Schedule.exponential(start, end, steps)
     The learning rule (codebook.py)
         decay           0.99 if not given; less where `steps` is below 6,000 (neighborhood.py: recommended_decay)
-        eps, count_init, update_empty, count_smoothing
+        update_empty    whether codes that receive nothing decay, and counts are smoothed by eps: if not given, True with
+                        a neighborhood by name, as in the paper, and False with the recommended one, since where a code
+                        receives little that pulls it to the origin
+        eps, count_init, count_smoothing
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
         threshold_ema_dead_code     revive codes whose count is under this share of the mean count (0: never)
         ema_update, freeze_codebook False / True: codes do not move (but ema_update=False may start from the data)
@@ -81,7 +84,7 @@ class KohonenVQ(Quantizer, HubModule):
         radius: float | None = None,
         schedule: Schedule | dict[str, Any] | None = None,
         count_init: float = 1.0,
-        update_empty: bool = True,
+        update_empty: bool | None = None,
         count_smoothing: str = "carried",
         metric: str = "euclidean",
         precision: str = "exact",
@@ -115,7 +118,7 @@ class KohonenVQ(Quantizer, HubModule):
                 decay=recommended_decay(steps) if decay is None else decay,
                 eps=eps,
                 count_init=count_init,
-                update_empty=update_empty,
+                update_empty=neighborhood is not None if update_empty is None else update_empty,
                 count_smoothing=count_smoothing,
                 dead_threshold=threshold_ema_dead_code,
                 kmeans_init=kmeans_init,

@@ -129,14 +129,16 @@ class TrainConfig:
         kept = {name: value for name, value in options.items() if name != "steps"}
         if not given and self.resume and self.out is not None and (self.out / RECORD_FILE).exists():
             started = read_record(self.out / RECORD_FILE)[0].get("quantizer_options", {})
-            return {**{name: started[name] for name in (*NEIGHBORHOOD_OPTIONS, "decay") if name in started}, **kept}
+            names = (*NEIGHBORHOOD_OPTIONS, "decay", "update_empty")
+            return {**{name: started[name] for name in names if name in started}, **kept}
         topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
         grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap, needed=True)
         steps = options.get("steps", self.steps)
         neighborhood, schedule, _ = recommended(grid, steps)
         decay = recommended_decay(steps)
         lower = {"decay": decay} if decay != recommended_decay(None) and "decay" not in kept else {}
-        return {**kept, **lower, "neighborhood": neighborhood, "schedule": schedule.to_dict()}
+        named = {"neighborhood": neighborhood, "schedule": schedule.to_dict()}
+        return {"update_empty": False, **kept, **lower, **named}
 
     def _check_model_options(self) -> None:
         known = [name for name in inspect.signature(MODELS[self.model]).parameters if not hasattr(self, name)]
