@@ -43,9 +43,9 @@ def test_codes_that_receive_nothing_stay_with_the_recommended_neighborhood():
     def decays(**options):
         return KohonenVQ(4, 16, **options).codebook_of(0).update_empty
 
-    assert not decays() and not decays(steps=9) and not decays(tau=0.5)
-    assert decays(neighborhood="none") and decays(neighborhood="hard") and decays(update_empty=True)
-    assert not decays(neighborhood="hard", update_empty=False)
+    assert [decays(), decays(steps=9), decays(tau=0.5), decays(update_empty=True)] == [False, False, False, True]
+    assert [decays(neighborhood=kind) for kind in ("none", "hard", "gaussian")] == [True, True, True]
+    assert decays(neighborhood="hard", update_empty=False) is False
 
 
 def test_what_is_given_takes_the_place_of_the_recommended_part():
