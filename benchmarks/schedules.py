@@ -7,7 +7,8 @@ The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width fal
 map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it. Rows
 of which nothing was run are left out, and a dash stands for a single run that was not. A second table is of a small
 model with 4,096 codes, a third of decays in the quick version of the study `scale`, and a fourth of the smoothing of
-counts where there are 16 codes for each token of a batch, all trained on a CPU.
+counts where there are 16 codes for each token of a batch, all trained on a CPU. The last is of the study `scale` with
+and without that smoothing, on a GPU.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from topovq.neighborhood import LEAST_START, Schedule
-from topovq.studies.library import Library
+from topovq.studies.library import Found, Library
 from topovq.studies.specs import configs
 from topovq.studies.sweep import run_all
 from topovq.training import TrainConfig
@@ -139,6 +140,40 @@ def smoothing_table(records: Path = RECORDS / "smoothing") -> list[str]:
     return lines
 
 
+def empty_table(records: Path = RECORDS) -> list[str]:
+    """Runs of the study `scale` with smoothed counts beside those without, in Markdown: validation loss (1e-3), the
+    median of those in the last third of the training, since single ones jump; and of the last step the codes that occur
+    among the validation tokens, and those chosen lately, in about the last hundred batches of the training."""
+    smoothed = {_but_for_the_rule(run): run for run in Library([records / "smoothed"]).all()}
+    others = {_but_for_the_rule(run): run for run in Library([records / "scale"]).all()}
+    cells: dict[tuple[str, int, int], list[tuple[Found, Found]]] = {}
+    for key, run in smoothed.items():
+        place = run.config["data"], run.config["codebook_size"], run.config["steps"]
+        cells.setdefault(place, []).append((run, others[key]))
+    head = ["data", "K", "steps", "n"]
+    head += [f"{what}, {way}" for what in ("loss", "used", "lately") for way in ("smoothed", "not")]
+    lines = [f"| {' | '.join(head)} |", "| --- |" + " --: |" * (len(head) - 1)]
+    for (data, size, steps), pairs in sorted(cells.items()):
+        ways = list(zip(*pairs))
+        losses = [[1e3 * median(late_losses(run)) for run in way] for way in ways]
+        shown = [f"{mean(way):.1f}" + (f" ± {stdev(way):.1f}" if len(way) > 1 else "") for way in losses]
+        for name in ("usage", "train_usage"):
+            shown += [f"{mean(run.validations()[-1][name] for run in way):.1%}" for way in ways]
+        lines.append(f"| {data} | {size:,} | {steps:,} | {len(pairs)} | {' | '.join(shown)} |")
+    return lines
+
+
+def late_losses(run: Found) -> list[float]:
+    """Of the validations in the last third of a training."""
+    return [seen["loss"] for seen in run.validations() if 3 * seen["step"] > 2 * run.config["steps"]]
+
+
+def _but_for_the_rule(run: Found) -> tuple[object, ...]:
+    options = run.config["quantizer_options"]
+    names = ("data", "quantizer", "codebook_size", "steps", "seed")
+    return (*(run.config[name] for name in names), options.get("neighborhood"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true", help="train what is missing, into --runs")
@@ -148,7 +183,7 @@ def main() -> None:
         library = Library([RECORDS])
         todo = [config for _, runs in rows() for config in runs if library.finished(config) is None]
         run_all(todo, arguments.runs)
-    tables = (table(), small_table(), short_table(), smoothing_table())
+    tables = (table(), small_table(), short_table(), smoothing_table(), empty_table())
     print("\n\n".join("\n".join(lines) for lines in tables))
 
 

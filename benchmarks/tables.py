@@ -330,38 +330,29 @@ def kernels(results: Results) -> str:
 def scale(results: Results) -> str:
     """A training step over codebook sizes, and how much slower than EMA-VQ each is."""
     rows = []
-    over: dict[str, list[str]] = {}
+    shares: dict[str, dict[int, float]] = {"kohonen hard": {}, "kohonen": {}, "kohonen at 0.75": {}}
     for size in dict.fromkeys(int(row["codebook_size"]) for row in results.scale):
-        at = {row["quantizer"]: row for row in results.scale if int(row["codebook_size"]) == size}
-        base = float(at["ema"]["ms"])
-        cells = [f"{size:,}", ms(base)]
-        for quantizer in ("kohonen hard", "kohonen"):
-            share = float(at[quantizer]["ms"]) / base - 1
-            cells += [ms(float(at[quantizer]["ms"])), more(share), met(share, SLOWER)]
-            if share > SLOWER:
-                over.setdefault(quantizer, []).append(f"{size:,} ({more(share)})")
-        rows.append([*cells, *(mib(float(at[name]["peak_mib"])) for name in ("ema", "kohonen hard", "kohonen"))])
+        at = {row["quantizer"]: float(row["ms"]) for row in results.scale if int(row["codebook_size"]) == size}
+        peaks = {row["quantizer"]: row["peak_mib"] for row in results.scale if int(row["codebook_size"]) == size}
+        cells = [f"{size:,}", ms(at["ema"])]
+        at["kohonen"] = max(taken for name, taken in at.items() if name.split(" at ")[0] == "kohonen")
+        for name, found in shares.items():
+            found[size] = at[name] / at["ema"] - 1
+            cells += [ms(at[name]), more(found[size]), *([met(found[size], SLOWER)] * (" at " not in name))]
+        rows.append([*cells, *(mib(float(peaks[name])) for name in ("ema", "kohonen hard", "kohonen"))])
     within = f"<= {100 * SLOWER:.0f}%"
     head = [
-        *("K", "ema ms", "hard ms", "over ema", within, "recommended ms", "over ema", within),
-        *("ema MiB", "hard MiB", "recommended MiB"),
+        *("K", "ema ms", "hard ms", "over ema", within, "recommended ms, at most", "over ema", within),
+        *("narrow ms", "over ema", "ema MiB", "hard MiB", "recommended MiB"),
     ]
-    names = {"kohonen hard": "`hard`", "kohonen": "the recommended one"}
-    within_all = [said for name, said in names.items() if name not in over]
     text = f"KSOM was to be at most {100 * SLOWER:.0f}% slower than EMA-VQ at every K."
-    text += f" Within that everywhere: {', '.join(within_all)}." if within_all else ""
-    for name, where in over.items():
-        text += f" Beyond it: {names[name]} at {', '.join(where)}."
-    for moment, said in (("0.25", "Half-way to its narrowest"), ("0.75", "At its narrowest, for the second half,")):
-        shares = {
-            int(row["codebook_size"]): float(row["ms"]) / float(base["ms"]) - 1
-            for row in results.scale
-            for base in results.scale
-            if row["quantizer"] == f"kohonen at {moment}"
-            and (base["quantizer"], base["codebook_size"]) == ("ema", row["codebook_size"])
-        }
-        if shares:
-            text += f" {said} it takes {', '.join(f'{more(share)} at {size:,}' for size, share in shares.items())}."
+    for name, said in (("kohonen hard", "`hard`"), ("kohonen", "the recommended one")):
+        beyond = [f"{size:,} ({more(share)})" for size, share in shares[name].items() if share > SLOWER]
+        text += f" Beyond that at its most: {said} at {', '.join(beyond)}." if beyond else f" Within that: {said}."
+    means = {size: (share + shares["kohonen at 0.75"][size]) / 2 for size, share in shares["kohonen"].items()}
+    size = max(means, key=lambda size: means[size])
+    text += " Half of a training is narrow, so over a whole one the recommended one is at most"
+    text += f" {more(means[size])} slower, which is at {size:,} codes."
     return table(head, rows) + "\n" + prose(text)
 
 

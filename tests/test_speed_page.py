@@ -150,17 +150,14 @@ def test_what_sets_a_floor():
 
 
 def test_slower_than_ema():
-    rows = [
-        {"codebook_size": "512", "quantizer": name, "ms": ms, "peak_mib": "100"}
-        for name, ms in (("ema", "2.0"), ("kohonen hard", "2.08"), ("kohonen", "2.2"))
-    ]
+    times = {"ema": 2.0, "kohonen hard": 2.08, "kohonen": 2.1, "kohonen at 0.2": 2.2, "kohonen at 0.75": 2.02}
+    rows = [{"codebook_size": "512", "quantizer": name, "ms": str(ms), "peak_mib": "100"} for name, ms in times.items()]
     made = tables.scale(only(scale=rows))
-    assert "| 512 | 2.00 | 2.08 | +4.0% | yes | 2.20 | +10.0% | **no** | 100 | 100 | 100 |" in made
-    said = "Within that everywhere: `hard`. Beyond it: the recommended one at 512 (+10.0%)."
-    assert " ".join(made.split()).endswith(said)
-    rows.append({"codebook_size": "512", "quantizer": "kohonen at 0.75", "ms": "2.02", "peak_mib": "100"})
-    made = tables.scale(only(scale=rows))
-    assert " ".join(made.split()).endswith(said + " At its narrowest, for the second half, it takes +1.0% at 512.")
+    cells = "| 512 | 2.00 | 2.08 | +4.0% | yes | 2.20 | +10.0% | **no** | 2.02 | +1.0% | 100 | 100 | 100 |"
+    assert cells in made
+    said = " ".join(made.split())
+    assert "Within that: `hard`. Beyond that at its most: the recommended one at 512 (+10.0%)." in said
+    assert said.endswith("is at most +5.5% slower, which is at 512 codes.")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +228,8 @@ class TestTheProse:
         at = {(int(r["codebook_size"]), r["quantizer"]): float(r["ms"]) for r in results.scale}
         for size in {size for size, _ in at}:
             assert at[size, "kohonen hard"] / at[size, "ema"] == pytest.approx(1, abs=0.025)
-            assert (at[size, "kohonen"] / at[size, "ema"] > 1.05) == (size >= 65_536)
+            assert at[size, "kohonen at 0.75"] / at[size, "ema"] == pytest.approx(1, abs=0.015)
+            assert (at[size, "kohonen"] / at[size, "ema"] > 1.03) == (size >= 65_536)
 
     def test_eager_and_small_it_beats_one_peer_and_not_the_other(self, results):
         eager = results.ours("exact", "hard", SMALL)
