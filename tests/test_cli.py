@@ -165,6 +165,14 @@ def test_an_unknown_option_or_command_is_refused(capsys: pytest.CaptureFixture[s
     assert "train" in out + err
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    process = start_topovq(tmp_path, "train", "--help")
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate()
+    assert (process.returncode, err) == (141, "")
+
+
 def test_data_lists_the_names_and_describes_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_main(capsys, "data")
     assert code == 0

@@ -351,22 +351,30 @@ def sigterm_unwinds() -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake ends in one line on stderr and exit code 2, other failures in 1."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    choices: dict[str, Callable[..., Any]] = {cls.__name__.lower(): cls for cls in COMMANDS}
-    command: Any = tyro.extras.subcommand_cli_from_dict(
-        choices, prog="topovq", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,)
-    )
     try:
         with sigterm_unwinds():
-            command()
+            parse(arguments)()
     except Interrupted as stopped:
         if leads():
             print(f"topovq: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # `| head` has seen enough; what is still to be flushed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra, MissingPackage) as error:
         print(f"topovq: {error}", file=sys.stderr)
         sys.exit(2)
     except (OSError, CheckpointError) as error:
         print(f"topovq: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def parse(arguments: Sequence[str] | None) -> Callable[[], None]:
+    """The command that the arguments name; without any, those of the process."""
+    choices: dict[str, Callable[..., Any]] = {cls.__name__.lower(): cls for cls in COMMANDS}
+    command: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
+        choices, prog="topovq", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,)
+    )
+    return command
