@@ -122,7 +122,8 @@ def smoothing_table(records: Path = RECORDS / "smoothing") -> list[str]:
     cells: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for run in Library([records]).all():
         options, last = run.config["quantizer_options"], run.validations()[-1]
-        name = "EMA-VQ" if run.config["quantizer"] == "ema" else "recommended"
+        name = "recommended" if "schedule" in options else "recommended, without `steps`"
+        name = "EMA-VQ" if run.config["quantizer"] == "ema" else name
         said = f"eps = {options.get('eps', 1e-5):.0e}".replace("e-0", "e-")
         said += ", a copy of the counts is smoothed" if options.get("count_smoothing") == "copy" else ""
         said = said if options.get("update_empty", True) else "none: codes that receive nothing stay as they are"

@@ -206,11 +206,12 @@ def test_in_short_trainings_lower_decays_are_better() -> None:
 def test_smaller_eps_keeps_codes_in_use() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in smoothing_table()[2:]]
     at = {(row[0], row[1].split(":")[0]): (float(row[3].split()[0]), float(row[4].strip("%"))) for row in rows}
-    usual = at["recommended", "eps = 1e-5"]
-    assert usual[1] < 90
-    for smoothing in ("eps = 1e-12", "none"):
-        assert at["recommended", smoothing][0] < usual[0]
-        assert at["recommended", smoothing][1] > 99
+    for name, smoothings in (("recommended", ("eps = 1e-12", "none")), ("recommended, without `steps`", ("none",))):
+        usual = at[name, "eps = 1e-5"]
+        assert 1 - usual[1] / 100 == pytest.approx(1 / 7, abs=0.005)
+        for smoothing in smoothings:
+            assert 0.9 < usual[0] - at[name, smoothing][0] < 2.1
+            assert at[name, smoothing][1] > 99
     assert at["EMA-VQ", "eps = 1e-12"][1] < 5
     config = next(iter(Library([ROOT / "records" / "smoothing"]).all())).config
     tokens = config["batch_size"] * (config["source_size"] // config["model_options"].get("stride", 4)) ** 2
