@@ -4,7 +4,7 @@
     python -m benchmarks.schedules --run            runs what is missing of 60 short runs first, for a GPU
 
 The CIFAR-10 model of the paper, 6,000 steps, one seed. The Gaussian's width falls exponentially from a share of the
-map's side to its last width over a share of the steps; EMA-VQ and the paper's hard neighborhood stand beside it. Rows
+map's side to its last width over a share of the steps; EMA-VQ and two of the paper's neighborhoods are beside it. Rows
 of which nothing was run are left out, and a dash stands for a single run that was not. A second table is of a small
 model with 4,096 codes, a third of decays in the quick version of the study `scale`, and a fourth of the smoothing of
 counts where there are 16 codes for each token of a batch, all trained on a CPU. The last is of the study `scale` with

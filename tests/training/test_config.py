@@ -11,6 +11,7 @@ import pytest
 from topovq.grid import Grid
 from topovq.neighborhood import recommended
 from topovq.training import TrainConfig
+from topovq.training.record import RECORD_FILE
 
 
 def test_what_is_left_open_is_filled_in_from_the_paper() -> None:
@@ -56,6 +57,17 @@ def test_a_neighborhood_left_open_shrinks_with_the_training(change: dict[str, An
     assert config.quantizer_options == change.get("quantizer_options", {}), "what was given is not changed"
     assert json.loads(json.dumps(resolved.as_dict())) == resolved.as_dict()
     resolved.build_model(16, (0,) * 3, (1,) * 3)
+
+
+@pytest.mark.parametrize("rule", [{}, {"update_empty": False}, {"update_empty": True}])
+def test_a_run_that_is_resumed_keeps_the_rule_it_was_started_with(tmp_path: Path, rule: dict[str, Any]) -> None:
+    """Records without `update_empty` are of a time when a neighborhood by name, the paper's rule, was all there was."""
+    options = {"neighborhood": "gaussian", "schedule": open_for(700)["schedule"], "decay": 0.95, **rule}
+    (tmp_path / RECORD_FILE).write_text(json.dumps({"event": "config", "quantizer_options": options}) + "\n")
+    resumed = TrainConfig(steps=900, out=tmp_path, resume=True).resolve("cpu")
+    assert resumed.quantizer_options == options
+    book = resumed.build_model(16, (0,) * 3, (1,) * 3).quantizers[0].codebook_of(0)
+    assert book.update_empty is rule.get("update_empty", True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ The closest code minimizes bias_k - (x - center).w_k (ops/nearest.py); a row's s
 Vectors of 16 bits have no lo as they are: there `exact` leaves x where it is, adds center.w_k to the bias instead, and
 needs two products.
 
-Which code is the best one is not asked tile by tile: that costs as much as the products. Columns of a tile that lie in
+Which code is the best one is not asked tile by tile, which would cost time in each. Columns of a tile that lie in
 one thread share a slot, a row has SLOTS of them, and each keeps its lowest score and the tile where that was: no thread
 waits for another before the last tile. Then one small kernel compares the few codes of a row's best slot. With a small
 codebook every column is a slot of its own (`each`), and that kernel is not needed. No tile costs more than another, and

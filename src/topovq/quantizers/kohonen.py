@@ -37,9 +37,9 @@ class KohonenVQ(Quantizer, HubModule):
                         steps) or Schedule.exponential(start, end, steps)
     The learning rule (codebook.py)
         decay           0.99 if not given; less where `steps` is below 6,000 (neighborhood.py: recommended_decay)
-        update_empty    whether codes that receive nothing decay, and counts smoothed by eps. If not given: True with
-                        a neighborhood by name, as in the paper; False with the recommended one, since it pulls codes
-                        that receive little to the origin
+        update_empty    whether codes that receive nothing decay, and counts are smoothed by eps. If not given: True
+                        with a neighborhood by name, as in the paper; False with the recommended one, since smoothing
+                        pulls codes that receive little to the origin
         eps, count_init, count_smoothing
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
         threshold_ema_dead_code     revive codes whose count is under this share of the mean count (0: never)
