@@ -87,6 +87,7 @@ def check_updates() -> None:
         {"grid": (9, 12), "topology": "hexagonal"},
         {"grid": (33, 40), "wrap": True},
         {"grid": (70, 66), "wrap": (False, True)},
+        {"grid": (130, 128), "wrap": (True, False)},  # sums are smoothed through lists of the codes that were chosen
     ]
     widths: list[dict[str, Any]] = [
         {"neighborhood": "none"},
@@ -101,12 +102,13 @@ def check_updates() -> None:
         options = {**where, **width, **rules[number % len(rules)]}
         torch.manual_seed(number)
         size = math.prod(where["grid"]) if isinstance(where["grid"], tuple) else where["grid"]
-        host = KohonenVQ(24, size, **options).double()
-        device = KohonenVQ(24, size, **options)
+        d = 24 if size < 16_384 else 64
+        host = KohonenVQ(d, size, **options).double()
+        device = KohonenVQ(d, size, **options)
         device.load_state_dict(host.state_dict())
         device = device.float().cuda()
         for _ in range(8):
-            x = torch.randn(3000, 24)
+            x = torch.randn(3000, d)
             expected = x.double().requires_grad_()
             mine = x.cuda().requires_grad_()
             chosen = []

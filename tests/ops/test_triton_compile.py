@@ -22,7 +22,7 @@ from topovq.ops import (
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
-            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16"}
+            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "chosen_ptr": "*i32", "ranks_ptr": "*i32"}
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
 def build(kernel, constants, options=None, **types):
@@ -70,11 +70,13 @@ for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", Fa
         ones = line if wrap else {"counts_column_stride": 1}
         how = {**course("gaussian", schedule), "WRAP": wrap, "WIDE": triton_smooth.WIDE, "PRECISION": tile.precision}
         how |= {"BLOCK_C": tile.block_c, "BLOCK_J": tile.block_j, **ones}
+        how |= {"D": 1 if wrap else 64, "LISTED": schedule in ("given", "exponential")}
         how["LEAD"] = {"harmonic": "open", "given": "ring"}.get(schedule, "whole")
         build(triton_smooth._points_kernel, {**how, "BLOCK_I": tile.block_u}, step_ptr=step)
         how |= {"NEAR": triton_smooth.NEAR, "LONG": tile is triton_smooth.LARGE, "BUT_NARROW": schedule != "given"}
         build(triton_smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
-    build(triton_smooth._width_kernel, course("gaussian", schedule), width_ptr="*fp64", step_ptr=step)
+    how = {**course("gaussian", schedule), "WIDE": triton_smooth.WIDE, "LISTS": True, "BLOCK": 512, "after": 1}
+    build(triton_smooth._begin_kernel, how, width_ptr="*fp64", step_ptr=step)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False),
     ("gaussian", "exponential", False),

@@ -133,6 +133,51 @@ def test_wide_gaussians_over_the_points_of_two_axes(monkeypatch, grid, width):
         assert got.double().sub(true).abs().max() <= 2e-6 * true.abs().max()
 
 
+@pytest.mark.parametrize(
+    ("grid", "width", "share", "block"),
+    [
+        (Grid(130), 3.0, 0.1, 16),
+        (Grid((40, 9), wrap=True), 0.7, 0.1, 16),  # few places within reach
+        (Grid((40, 9), wrap=True), 0.7, 0.1, 32),  # a tile is of two lines, but for those along the last axis
+        (Grid((40, 9), wrap=True), 50.0, 0.3, 16),  # on a ring each place counts once
+        (Grid((3, 66, 2), wrap=(False, True, False)), 4.0, 0.3, 16),
+        (Grid((66, 70)), module.WIDE, 0.02, 16),
+        (Grid((70, 3)), 30.0, 1.0, 16),
+        (Grid((70, 3)), 30.0, 1.0, 32),
+        (Grid((79, 3), wrap=(True, False)), module.WIDE, 0.1, 16),
+        (Grid((2, 78), wrap=(False, True)), 12.0, 0.1, 16),  # too wide for the ring
+        (Grid((2, 65)), 9.3, 0.3, 16),
+        (Grid((30, 20)), 9.3, 0.1, 16),  # wide, but no axis is long
+        (Grid((30, 20)), 3.0, 0.0, 16),
+    ],
+    ids=str,
+)
+def test_sums_of_a_batch_go_through_lists_of_chosen_codes(monkeypatch, grid, width, share, block):
+    monkeypatch.setattr(module, "MANY", 0)
+    monkeypatch.setattr(module, "tile", lambda *shape: SMALL._replace(block_c=block))
+    chosen = torch.rand(grid.size, generator=torch.Generator().manual_seed(1)) < share
+    counts = chosen * 3.0
+    sums = noise(grid.size, 16) * counts[:, None]
+    course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(width, width, 5)).course
+    got_sums, got_counts = smooth_triton(sums.to(DEVICE), counts.to(DEVICE), grid, course, torch.tensor(2).to(DEVICE))
+    at = Kernel("gaussian", *torch.tensor([width, 1.0], dtype=torch.float64), widest=width)
+    true_sums, true_counts = smooth_reference(sums.double(), counts.double(), grid, at)
+    assert got_sums.cpu().double().sub(true_sums).abs().max() <= 2e-6 * true_counts.max()
+    assert got_counts.cpu().double().sub(true_counts).abs().max() <= 2e-6 * true_counts.max()
+
+
+@pytest.mark.parametrize("width", [3.0, 9.0])
+def test_what_no_vector_chose_is_not_read(monkeypatch, width):
+    monkeypatch.setattr(module, "MANY", 0)
+    grid = Grid((3, 65))
+    counts = torch.zeros(grid.size)
+    counts[[5, 70, 194]] = 1
+    sums = torch.where(counts[:, None] > 0, 1.0, torch.nan).expand(-1, SMALL.block_c).contiguous()
+    course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(width, width, 5)).course
+    smoothed, same = smooth_triton(sums.to(DEVICE), counts.to(DEVICE), grid, course, torch.tensor(2).to(DEVICE))
+    torch.testing.assert_close(smoothed, same[:, None].expand_as(smoothed))
+
+
 def test_the_way_over_points_is_taken(monkeypatch):
     taken = []
     original = module._points_kernel

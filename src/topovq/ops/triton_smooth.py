@@ -1,14 +1,16 @@
 """The Gaussian neighborhood on CUDA: one or two launches per axis of a rectangular grid, sums and counts together.
 
 Legend: an axis of n places. Sums and counts are [batches, n, columns] seen along it: out_i = sum_j w_|i-j| x_j, with
-w_r = exp(-r^2 / width^2). A program has a tile of places times columns and multiplies matrices of weights, which exist
-in registers alone, with the places within reach, BLOCK_J at a time. How many those are depends on the width:
+w_r = exp(-r^2 / width^2). A program has a tile of places times columns. How many places are within reach of it depends
+on the width:
     narrow  few places are within reach: they are added up one by one, in the time it takes to read and write them
     wide    the values first go to points a good part of the width apart, and from there to the places. A Gaussian is
             two narrower ones after each other: sum_u exp(-(i-u)^2/a^2) exp(-(u-j)^2/a^2) is a constant times
             exp(-(i-j)^2/width^2), for a = width / sqrt(2), with a relative error of 2 exp(-(pi RATIO / 2)^2) where the
             points u are width / RATIO apart. So the work does not grow with the width. All long axes go to points
             before any goes back to places: the second has only the points of the first to go through.
+The sums of a batch on a large map are 0 but for the few codes it chose: the first pass over them goes through lists of
+those. How a tile is added up is in triton_sums.py.
 Float32 throughout; weights below CUTOFF are none (on the wide way, some far below it are).
 """
 
@@ -25,7 +27,8 @@ from torch import Tensor
 from topovq.grid import Grid
 from topovq.ops.kernel import CUTOFF, Course
 from topovq.ops.triton_course import course_table, width_and_strength
-from topovq.ops.triton_stats import cdiv, on_device
+from topovq.ops.triton_stats import cdiv, on_device, power_of_2
+from topovq.ops.triton_sums import LONGEST, chosen_sum, list_line, near_sum, weighted_sum
 
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
 NEAR = 6  # places on either side, up to which they are added up one by one
@@ -48,14 +51,8 @@ class Tile(NamedTuple):
 
 SMALL, LARGE = Tile(16, 32, 16, 16), Tile(32, 64, 16, 32)
 GIVEN = Course("gaussian", "given", 0.0, 0.0, 0.0, 1)  # by its width
-MANY = 16_384  # codes, from which on the width is computed once, in a launch of its own, and not in every program
+MANY = 16_384  # codes, from which on a launch of its own comes first: the width, once for all programs, and the lists
 PROGRAMS = 256  # of LARGE tiles, from which on they are used: with fewer, processors of the device would idle
-
-
-@triton.jit
-def _width_kernel(step_ptr, course_ptr, width_ptr, KIND: tl.constexpr, SCHEDULE: tl.constexpr):
-    width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
-    tl.store(width_ptr, width)
 
 
 @triton.jit
@@ -68,6 +65,23 @@ def is_narrow(width):
 def _is_wide(width, ring, WIDE: tl.constexpr):
     """Whether long axes go over points; `ring` is the shortest of those that wrap."""
     return (width >= WIDE) & (2 * REACH * width <= ring - 1)
+
+
+@triton.jit
+def _begin_kernel(
+    counts_ptr, step_ptr, course_ptr, width_ptr, chosen_ptr, ranks_ptr, n, after, lines, n_wide, after_wide, lines_wide,
+    ring, KIND: tl.constexpr, SCHEDULE: tl.constexpr, WIDE: tl.constexpr, LISTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The width, and the lists of chosen codes along the axis that comes first: another one where there are points."""
+    width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+    line = tl.program_id(0)
+    if line == 0:
+        tl.store(width_ptr, width)
+    if LISTS:
+        wide = _is_wide(width, ring, WIDE)
+        if (line < tl.where(wide, lines_wide, lines)) & (not is_narrow(width)):
+            along, apart = tl.where(wide, n_wide, n), tl.where(wide, after_wide, after)
+            list_line(counts_ptr, chosen_ptr, ranks_ptr, line, along, apart, BLOCK)
 
 
 @triton.jit
@@ -109,56 +123,15 @@ def _tile_of(program, places, columns, batch_stride, column_stride, BLOCK_I: tl.
 
 
 @triton.jit
-def _near_sum(
-    in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride,
-    WRAP: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    place = first + tl.arange(0, BLOCK_I)
-    total = tl.zeros([BLOCK_I, BLOCK_C], tl.float32)
-    for shift in range(-back, ahead + 1):
-        other = place + shift
-        apart = other - place
-        weights = tl.exp(-(apart * apart).to(tl.float32) * scale)
-        if WRAP:
-            other = (other + n) % n
-        on = ((other >= 0) & (other < n))[:, None] & (column < columns)[None, :]
-        there = base + other.to(tl.int64)[:, None] * place_stride + along[None, :]
-        total += weights[:, None] * tl.load(in_ptr + there, on, 0.0)
-    return total
-
-
-@triton.jit
-def _weighted_sum(
-    in_ptr, first, column, base, along, sources, gap, step_out, step_in, back, ahead, scale, columns, place_stride,
-    WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
-    """sum_j exp(-scale apart_ij^2) x_j over sources j with -back <= apart_ij <= ahead, where
-    apart_ij = gap + step_in j - step_out i; in float64 but for what is left within a tile."""
-    reached = step_out * first - gap - back
-    begin = tl.floor(reached / step_in).to(tl.int32)
-    end = tl.floor((reached + back + ahead + step_out * (BLOCK_I - 1)) / step_in).to(tl.int32) + 1
-    if not WRAP:
-        begin, end = tl.maximum(begin, 0), tl.minimum(end, sources)
-    row, other = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_J)
-    ahead_of = step_in.to(tl.float32) * other.to(tl.float32)
-    within = ahead_of[None, :] - (step_out.to(tl.float32) * row.to(tl.float32))[:, None]
-    total = tl.zeros([BLOCK_I, BLOCK_C], tl.float32)
-    for start in range(begin, end, BLOCK_J):
-        apart = (gap + step_in * start - step_out * first).to(tl.float32) + within
-        near = (apart >= -back.to(tl.float32)) & (apart <= ahead.to(tl.float32))
-        weights = tl.where(near, tl.exp(-apart * apart * scale), 0.0)
-        source = start + other
-        on = (source < end)[:, None] & (column < columns)[None, :]
-        if WRAP:
-            source = (source + sources) % sources
-        there = base + source.to(tl.int64)[:, None] * place_stride + along[None, :]
-        total += tl.dot(weights, tl.load(in_ptr + there, on, 0.0), input_precision=PRECISION)
-    return total
+def _line(batch, column, columns, D: tl.constexpr):
+    """The line of codes that a tile of columns is of."""
+    return batch * (columns // D) + tl.min(column, 0) // D
 
 
 @triton.jit
 def _to_points(
-    in_ptr, out_ptr, width, lines, per_line, program, n, places, columns, batch_stride, place_stride, column_stride,
+    in_ptr, chosen_ptr, ranks_ptr, out_ptr, width, lines, per_line, program, n, places, columns,
+    batch_stride, place_stride, column_stride, D: tl.constexpr, LISTED: tl.constexpr,
     WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     first, column, batch, base, along = _tile_of(
@@ -167,10 +140,17 @@ def _to_points(
     start, step, number = _points(width, n, WRAP)
     if (first < number) & (batch // per_line < lines):
         reach = POINT_REACH * width
-        total = _weighted_sum(
-            in_ptr, first, column, base, along, n, -start, step, tl.full((), 1.0, tl.float64), reach, reach,
-            (2.0 / (width * width)).to(tl.float32), columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-        )  # fmt: skip
+        scale = (2.0 / (width * width)).to(tl.float32)
+        if LISTED:
+            total = chosen_sum(
+                in_ptr, chosen_ptr, ranks_ptr, _line(batch, column, columns, D), first, column, base, along, n, -start,
+                step, reach, reach, scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
+        else:
+            total = weighted_sum(
+                in_ptr, first, column, base, along, n, -start, step, tl.full((), 1.0, tl.float64), reach, reach,
+                scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
         point = first + tl.arange(0, BLOCK_I)
         here = base + point.to(tl.int64)[:, None] * place_stride + along[None, :]
         tl.store(out_ptr + here, total, (point < number)[:, None] & (column < columns)[None, :])
@@ -178,10 +158,11 @@ def _to_points(
 
 @triton.jit
 def _points_kernel(
-    sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
+    sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr, chosen_ptr, ranks_ptr,
     n, places, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
     counts_batch_stride, counts_place_stride, counts_column_stride,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr, WRAP: tl.constexpr, LEAD: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr, D: tl.constexpr, LISTED: tl.constexpr,
+    WRAP: tl.constexpr, LEAD: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """From places to points, of which there are `places` at the most; nothing where the width is not wide."""
@@ -191,22 +172,22 @@ def _points_kernel(
         lines = _lines(width, True, lead, LEAD)
         if program < counts_programs:
             _to_points(
-                counts_ptr, out_counts_ptr, width, lines, per_line, program, n, places,
-                counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+                counts_ptr, chosen_ptr, ranks_ptr, out_counts_ptr, width, lines, per_line, program, n, places,
+                counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride, D, False,
                 WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
         else:
             _to_points(
-                sums_ptr, out_sums_ptr, width, lines, per_line, program - counts_programs, n, places,
-                sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
+                sums_ptr, chosen_ptr, ranks_ptr, out_sums_ptr, width, lines, per_line, program - counts_programs, n,
+                places, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1, D, LISTED,
                 WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
 
 
 @triton.jit
 def _smooth_tile(
-    in_ptr, points_ptr, out_ptr, width, wide, lines, per_line, program, n, places, columns,
-    batch_stride, place_stride, column_stride,
+    in_ptr, chosen_ptr, ranks_ptr, points_ptr, out_ptr, width, wide, lines, per_line, program, n, places, columns,
+    batch_stride, place_stride, column_stride, D: tl.constexpr, LISTED: tl.constexpr,
     WRAP: tl.constexpr, NEAR: tl.constexpr, LONG: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -221,25 +202,30 @@ def _smooth_tile(
         back, ahead = reach, reach
         if WRAP:
             back, ahead = tl.minimum(reach, (n - 1) // 2), tl.minimum(reach, n // 2)
-        if reach <= NEAR:
-            total = _near_sum(
+        one = tl.full((), 1.0, tl.float64)
+        if LONG and wide:
+            start, step, number = _points(width, n, WRAP)
+            far = POINT_REACH * width
+            total = weighted_sum(
+                points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
+                place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
+            total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
+        elif LISTED:
+            total = chosen_sum(
+                in_ptr, chosen_ptr, ranks_ptr, _line(batch, column, columns, D), first, column, base, along, n,
+                one - 1.0, one, back.to(tl.float64), ahead.to(tl.float64), scale, columns, place_stride,
+                WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
+        elif reach <= NEAR:
+            total = near_sum(
                 in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride, WRAP, BLOCK_I, BLOCK_C
             )
         else:
-            one = tl.full((), 1.0, tl.float64)
-            if LONG and wide:
-                start, step, number = _points(width, n, WRAP)
-                far = POINT_REACH * width
-                total = _weighted_sum(
-                    points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
-                    place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-                )  # fmt: skip
-                total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
-            else:
-                total = _weighted_sum(
-                    in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64),
-                    ahead.to(tl.float64), scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
-                )  # fmt: skip
+            total = weighted_sum(
+                in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64),
+                ahead.to(tl.float64), scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+            )  # fmt: skip
         place = first + tl.arange(0, BLOCK_I)
         here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
         tl.store(out_ptr + here, total, (place < n)[:, None] & (column < columns)[None, :])
@@ -248,9 +234,11 @@ def _smooth_tile(
 @triton.jit
 def _axis_kernel(
     sums_ptr, counts_ptr, points_sums_ptr, points_counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
+    chosen_ptr, ranks_ptr,
     n, places, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
     counts_batch_stride, counts_place_stride, counts_column_stride,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr, WRAP: tl.constexpr, LEAD: tl.constexpr, NEAR: tl.constexpr,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr, D: tl.constexpr, LISTED: tl.constexpr,
+    WRAP: tl.constexpr, LEAD: tl.constexpr, NEAR: tl.constexpr,
     LONG: tl.constexpr, WIDE: tl.constexpr, BUT_NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -263,62 +251,83 @@ def _axis_kernel(
     program = tl.program_id(0)
     if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
         _smooth_tile(
-            counts_ptr, points_counts_ptr, out_counts_ptr, width, wide, lines, per_line, program, n, places,
-            counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+            counts_ptr, chosen_ptr, ranks_ptr, points_counts_ptr, out_counts_ptr, width, wide, lines, per_line, program,
+            n, places, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride, D, False,
             WRAP, NEAR, LONG, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
     else:
         _smooth_tile(
-            sums_ptr, points_sums_ptr, out_sums_ptr, width, wide, lines, per_line, program - counts_programs, n, places,
-            sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
+            sums_ptr, chosen_ptr, ranks_ptr, points_sums_ptr, out_sums_ptr, width, wide, lines, per_line,
+            program - counts_programs, n, places, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
+            D, LISTED,
             WRAP, NEAR, LONG, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
 
 
 def smooth_triton(
-    sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course | None, step: Tensor, but_narrow: bool = False
+    sums_KD: Tensor, counts_K: Tensor, grid: Grid, course: Course | None, step: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(A^T sums, A^T counts) of `gaussian` over a rectangular grid; float32, contiguous.
 
-    Without a course, `step` is the width itself (float64). A single place gets its own tensors back. With
-    `but_narrow`, nothing is done where the width `is_narrow`, and what comes back means nothing there.
+    Without a course, `step` is the width itself (float64). With one, sums are those of a batch, 0 where the count is;
+    and where the width `is_narrow` nothing is done, so that what comes back means nothing. A single place gets its own
+    tensors back.
     """
+    of_a_batch = course is not None
     widest = math.inf if course is None else max(course.start, course.end)
     course = course or GIVEN
-    if course is not GIVEN and grid.size >= MANY:
-        course, step = GIVEN, _width_now(course, step)
-    width = (step, course_table(course, sums_KD.device))
-    how = {"KIND": course.kind, "SCHEDULE": course.schedule, "WIDE": WIDE}
     axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
     long = [axis for axis in axes if grid.shape[axis] >= LEAST_PLACES and widest >= WIDE]
-    short = [axis for axis in axes if axis not in long]
+    back = [*reversed(long), *(axis for axis in axes if axis not in long)]
+    listed = False
+    lists = (counts_K, counts_K)
+    if of_a_batch and grid.size >= MANY:
+        listed = max(grid.shape) <= LONGEST
+        step, chosen, ranks = _begin(counts_K, grid, course, step, back[0], long, listed)
+        course = GIVEN
+        lists = (chosen, ranks)
+    given = (step, course_table(course, sums_KD.device), *lists)
+    how = {"KIND": course.kind, "SCHEDULE": course.schedule, "WIDE": WIDE}
     places = points = (sums_KD, counts_K)
     with on_device(sums_KD):
         for axis in long:
             out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            _launch(_points_kernel, (*points, *out, *width), grid, axis, long, how)
+            raw = listed and points[0] is sums_KD  # of the batch, as they came
+            _launch(_points_kernel, (*points, *out, *given), grid, axis, long, raw, how)
             points = out
-        for axis in (*reversed(long), *short):
+        for axis in back:
             out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            more = {"NEAR": NEAR, "LONG": axis in long, "BUT_NARROW": but_narrow}
-            _launch(_axis_kernel, (*places, *points, *out, *width), grid, axis, long, how | more)
+            raw = listed and places[0] is sums_KD
+            more = {"NEAR": NEAR, "LONG": axis in long, "BUT_NARROW": of_a_batch}
+            _launch(_axis_kernel, (*places, *points, *out, *given), grid, axis, long, raw, how | more)
             places = points = out
     return places
 
 
-def _width_now(course: Course, step: Tensor) -> Tensor:
+def _begin(
+    counts_K: Tensor, grid: Grid, course: Course, step: Tensor, axis: int, long: list[int], lists: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The width, and the lists and ranks along an axis, or where the width is wide along the first long one."""
+    first = [(grid.shape[i], _after(grid, i), grid.size // grid.shape[i]) for i in (axis, long[0] if long else axis)]
+    lines = max(of for _, _, of in first) if lists else 1
     width = torch.empty((), dtype=torch.float64, device=step.device)
+    sizes = (grid.size, grid.size + lines) if lists else (0, 0)
+    chosen, ranks = (counts_K.new_empty(size, dtype=torch.int32) for size in sizes)
     with on_device(step):
-        _width_kernel[(1,)](step, course_table(course, step.device), width, KIND=course.kind, SCHEDULE=course.schedule)
-    return width
+        _begin_kernel[(lines,)](
+            counts_K, step, course_table(course, step.device), width, chosen, ranks, *first[0], *first[1],
+            _ring(grid, long), KIND=course.kind, SCHEDULE=course.schedule, WIDE=WIDE, LISTS=lists,
+            BLOCK=power_of_2(max(grid.shape)),
+        )  # fmt: skip
+    return width, chosen, ranks
 
 
 def _launch(
-    kernel: Any, pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], how: dict[str, Any]
+    kernel: Any, pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], raw: bool, how: dict[str, Any]
 ) -> None:
     to_points = kernel is _points_kernel
     n, d, first = grid.shape[axis], pointers[0].shape[1], grid.shape[0]
-    before, after = math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
+    before, after = math.prod(grid.shape[:axis]), _after(grid, axis)
     # While one long axis after the first is smoothed, the first one has values at its points alone.
     led = axis > 0 and axis in long and 0 in long
     lead, per_line = (first, before // first) if led else (before, 1)
@@ -330,12 +339,21 @@ def _launch(
     out, block = (most_points(n), tiles.block_u) if to_points else (n, tiles.block_i)
     sums_programs = before * cdiv(after * d, tiles.block_c) * cdiv(out, block)
     counts_programs = batches * cdiv(columns, tiles.block_c) * cdiv(out, block)
-    ring = min([grid.shape[i] for i in long if grid.wrap[i]], default=2**31 - 1)
     kernel[(sums_programs + counts_programs,)](
-        *pointers, n, out, ring, lead, per_line, counts_programs, after * d, columns, *strides,
+        *pointers, n, out, _ring(grid, long), lead, per_line, counts_programs, after * d, columns, *strides,
+        D=d, LISTED=raw and (after == 1 or d % tiles.block_c == 0),  # a tile's columns are of one line
         WRAP=grid.wrap[axis], LEAD=("ring" if grid.wrap[0] else "open") if led else "whole", PRECISION=tiles.precision,
         BLOCK_I=block, BLOCK_C=tiles.block_c, BLOCK_J=tiles.block_j, num_warps=tiles.warps, **how,
     )  # fmt: skip
+
+
+def _after(grid: Grid, axis: int) -> int:
+    """How many codes lie between two places along an axis."""
+    return math.prod(grid.shape[axis + 1 :])
+
+
+def _ring(grid: Grid, long: list[int]) -> int:
+    return min([grid.shape[i] for i in long if grid.wrap[i]], default=2**31 - 1)
 
 
 def most_points(n: int) -> int:

@@ -161,7 +161,7 @@ def update_triton(
         steps_M3, lengths_M = step_table(grid, course.start if how == "box" else NEXT, device)
         window = len(lengths_M)
     if how == "separable" and window:
-        batch_KD, batch_K = smooth_triton(batch_KD, batch_K, grid, course, step, but_narrow=True)
+        batch_KD, batch_K = smooth_triton(batch_KD, batch_K, grid, course, step)
     elif how != "box":
         batch_KD, batch_K = _smoothed(batch_KD, batch_K, grid, course, step)
         course = Course("none", "harmonic", 0.0, 0.0, 0.0, 1)  # one kernel for all of these
