@@ -87,7 +87,6 @@ def check_updates() -> None:
         {"grid": (9, 12), "topology": "hexagonal"},
         {"grid": (33, 40), "wrap": True},
         {"grid": (70, 66), "wrap": (False, True)},
-        {"grid": (130, 128), "wrap": (True, False)},  # sums are smoothed through lists of the codes that were chosen
     ]
     widths: list[dict[str, Any]] = [
         {"neighborhood": "none"},
@@ -97,11 +96,15 @@ def check_updates() -> None:
         {"neighborhood": "exponential", "tau": 0.5},
     ]
     rules: list[dict[str, Any]] = [{}, {"update_empty": False, "count_init": 0.0}, {"count_smoothing": "copy"}]
-    cases = 0
-    for number, (where, width) in enumerate(product(maps, widths)):
-        options = {**where, **width, **rules[number % len(rules)]}
+    layers = [
+        {**where, **width, **rules[number % len(rules)]} for number, (where, width) in enumerate(product(maps, widths))
+    ]
+    # Large enough for sums to be smoothed through lists of the codes that were chosen
+    large: dict[str, Any] = {"grid": (130, 128), "wrap": (True, False), **widths[3]}
+    layers += [large, {**large, "update_empty": False}]
+    for number, options in enumerate(layers):
         torch.manual_seed(number)
-        size = math.prod(where["grid"]) if isinstance(where["grid"], tuple) else where["grid"]
+        size = math.prod(options["grid"]) if isinstance(options["grid"], tuple) else options["grid"]
         d = 24 if size < 16_384 else 64
         host = KohonenVQ(d, size, **options).double()
         device = KohonenVQ(d, size, **options)
@@ -130,5 +133,4 @@ def check_updates() -> None:
             )
             assert (mine.grad.cpu().double() - expected.grad).abs().median() < 1e-8, f"gradients with {options}"
             device.load_state_dict(host.state_dict())
-        cases += 1
-    print(f"{cases} maps, neighborhoods and rules move their codes as float64 does", flush=True)
+    print(f"{len(layers)} maps, neighborhoods and rules move their codes as float64 does", flush=True)

@@ -26,7 +26,7 @@ POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "no
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
 def build(kernel, constants, options=None, **types):
-    types = {**POINTERS, "decay": "fp32", "eps": "fp32", **types}
+    types = {**POINTERS, "decay": "fp32", "beta": "fp32", "eps": "fp32", **types}
     signature = {
         name: "constexpr" if name in constants else types.get(name, "*fp32" if name.endswith("_ptr") else "i32")
         for name in kernel.arg_names

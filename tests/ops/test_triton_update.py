@@ -171,3 +171,14 @@ def test_update_from_nothing_changes_nothing():
     kernel_update(state, grid, Neighborhood("hard", grid).course, **RULE)
     for got, was in zip(state[:6], before):
         assert torch.equal(got, was)
+
+
+def test_the_share_of_a_batch_is_rounded_once():
+    # 1 - 0.99 in float32 is 9.5e-7 too small; codes that start without a count would be that much too large.
+    state = book_state(6, 4)
+    for part in state[1:4]:
+        part.zero_()
+    sums, counts = state[6:]
+    kernel_update(state, Grid(6), Course("none", "harmonic", 0.0, 0.0, 0.0, 1), **RULE | {"decay": 0.99})
+    torch.testing.assert_close(state[1][state[5] == 0], 0.01 * sums[state[5] == 0], rtol=2e-7, atol=0)
+    torch.testing.assert_close(state[3], 0.01 * counts, rtol=2e-7, atol=0)

@@ -67,7 +67,7 @@ def _weight(length_ptr, width, strength, KIND: tl.constexpr):
 @triton.jit
 def _counts_kernel(
     batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr,
-    course_ptr, now_ptr, K, M, n0, n1, n2, decay,
+    course_ptr, now_ptr, K, M, n0, n1, n2, decay, beta,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +85,7 @@ def _counts_kernel(
                 weight = _weight(lengths_ptr + m, width, strength, KIND)
                 batch += weight * tl.load(raw_ptr + place, on & (code < K), 0.0)
     tl.store(smoothed_ptr + code, batch, code < K)
-    counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + (1 - decay) * batch
+    counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + beta * batch
     tl.store(fresh_ptr + code, counts, code < K)
     tl.store(total_ptr + tl.program_id(0), tl.sum(tl.where(code < K, counts, 0.0), 0))
     tl.store(live_ptr + tl.program_id(0), tl.sum(tl.load(raw_ptr + code, code < K, 0.0), 0))
@@ -95,7 +95,7 @@ def _counts_kernel(
 def _codes_kernel(
     batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
-    K, D, M, programs, n0, n1, n2, decay, eps,
+    K, D, M, programs, n0, n1, n2, decay, beta, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
     BLOCK_K: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
@@ -133,14 +133,14 @@ def _codes_kernel(
             counts = divisor
     else:
         moves = moves & (tl.load(smoothed_ptr + code, code < K, 0.0) > 0)
-    sums = decay * tl.load(sums_ptr + here, inside & moves[:, None], 0.0) + (1 - decay) * batch
+    sums = decay * tl.load(sums_ptr + here, inside & moves[:, None], 0.0) + beta * batch
     codes = sums / divisor[:, None]
     if COSINE:
         codes = codes / tl.maximum(tl.sqrt(tl.sum(tl.where(inside, codes * codes, 0.0), 1)), 1e-12)[:, None]
     tl.store(sums_ptr + here, sums, inside & moves[:, None])
     tl.store(codes_ptr + here, codes, inside & moves[:, None])
     tl.store(counts_ptr + code, counts, moves)
-    hits = decay * tl.load(hits_ptr + code, code < K, 0.0) + (1 - decay) * tl.load(raw_ptr + code, code < K, 0.0)
+    hits = decay * tl.load(hits_ptr + code, code < K, 0.0) + beta * tl.load(raw_ptr + code, code < K, 0.0)
     tl.store(hits_ptr + code, hits, live)
     if tl.program_id(0) == 0:
         tl.store(step_ptr, tl.load(step_ptr) + tl.where(vectors > 0, 1, 0))
@@ -178,12 +178,12 @@ def update_triton(
         _counts_kernel[(programs,)](
             batch_K, raw_K, counts_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, step,
             course_table(course, device), now,
-            k, window, *sizes, decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
+            k, window, *sizes, decay, 1 - decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
         )  # fmt: skip
         _codes_kernel[(cdiv(k, block),)](
             batch_KD, raw_KD, raw_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, now,
             codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
-            k, d, window, programs, *sizes, decay, eps,
+            k, d, window, programs, *sizes, decay, 1 - decay, eps,
             KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
             BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **lattice,
         )  # fmt: skip
