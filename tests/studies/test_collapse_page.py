@@ -138,8 +138,8 @@ def test_too_many_codes() -> None:
     }
     late = [1e3 * median(late_losses(at[size, 0, "gaussian"])) for size in (262_144, 65_536)]
     assert "its median is {:.1f}, against {:.1f} with 65,536 codes".format(*late) in text
-    second = at[65_536, 1, "gaussian"]
-    assert f"ended with a loss of {1e3 * second.validations()[-1]['loss']:.1f}." in text
+    last = [1e3 * at[size, 1, "gaussian"].validations()[-1]["loss"] for size in LARGE]
+    assert "ended with losses of {:.1f} and {:.1f}.".format(*last) in text
 
 
 def test_codes_that_stay_do_not_fall_out_of_use() -> None:
@@ -150,12 +150,17 @@ def test_codes_that_stay_do_not_fall_out_of_use() -> None:
     assert max(abs(one - other) for one, other in losses.values()) < 0.35
     (largest,) = (row for row in rows if row[1:3] == ["262,144", "30,000"])
     text = " ".join(PAGE.split())
-    assert f"{largest[9]} of the codes were chosen in about the last hundred batches" in text
+    assert f"1.6 million tokens, {largest[9]} of the 262,144 codes were chosen;" in text
     assert f"of those of the setting before, {largest[8]}." in text
     assert 1 - float(largest[8].strip("%")) / 100 == pytest.approx(2 / 5, abs=0.01)
     assert f"and now {100 - float(largest[9].strip('%')):.1f}% do" in text
     (shorter,) = (row for row in rows if row[1:3] == ["262,144", "6,000"])
     assert round(float(shorter[5]) - float(shorter[4])) == 2
+    (again,) = (run for run in Library([ROOT / "records" / "check"]).all() if run.config["codebook_size"] == 262_144)
+    assert f"records/check/{again.config['id']}.jsonl" in PAGE
+    assert again.config["quantizer_options"]["update_empty"]
+    lately, loss = again.validations()[-1]["train_usage"], 1e3 * median(late_losses(again))
+    assert f"and {lately:.1%} of its codes were chosen lately, with a loss of {loss:.1f}." in text
 
 
 def test_who_is_best_at_the_largest_sizes(sheet: Sheet) -> None:
@@ -179,6 +184,9 @@ def test_who_is_best_at_the_largest_sizes(sheet: Sheet) -> None:
     slower, larger = (float(vqp[name]) / float(ksom[name]) for name in ("ms_per_step", "peak_mib"))
     assert f"takes {slower:.0f} times as long as one of `ksom` and {larger:.0f} times the memory, " in PAGE
     assert f"the memory, {float(vqp['peak_mib']) / 1024:.0f} of the" in PAGE
+    lfq = at["262144", "100", "lfq"]
+    slower = float(lfq["ms_per_step"]) / float(ksom["ms_per_step"])
+    assert f"LFQ takes {slower:.0f} times as long, and {float(lfq['peak_mib']) / 1024:.0f} GiB." in PAGE
     timed = {row["method"]: float(row["ms_per_step"]) for row in rows if row["ms_per_step"]}
     assert min(timed, key=lambda name: timed[name]) == "fsq"
 
