@@ -280,8 +280,8 @@ class Reproduce:
     dataset: Literal["cifar10", "imagenet", "celebahq_afhq"] = "cifar10"
     """Which of the paper's data sets; the latter two need --data-path to be run (not to be drawn)."""
     seeds: int | None = None
-    """Runs of each cell; 5 if not given, in ablation, gradient and scale 3 (in scale 1 where a run is costly), with
-    --quick 2."""
+    """Runs of each cell; 5 if not given, in ablation, gradient and scale 3, with --quick 2. In scale one, whatever is
+    given, of others' quantizers and beyond 16,384 codes."""
     steps: int | None = None
     """Training steps of each run; the paper's 30,000 if not given, with --quick 400."""
     batch_size: int | None = None

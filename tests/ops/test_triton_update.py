@@ -110,7 +110,7 @@ def test_update_with_a_gaussian(grid, schedule, many, monkeypatch):
 def test_a_narrow_gaussian_is_a_window(grid, width, monkeypatch):
     """What was smoothed before is not looked at: here it is NaN."""
     course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(3, width, 7)).course
-    monkeypatch.setattr(triton_update, "smooth_triton", lambda sums, counts, *_, **__: (sums * nan, counts * nan))
+    monkeypatch.setattr(triton_update, "smooth_triton", lambda sums, counts, *_: (sums * nan, counts * nan))
     for cosine in (False, True):
         assert_update_as_good_as_plain(grid, course, cosine=cosine)
 
@@ -174,7 +174,8 @@ def test_update_from_nothing_changes_nothing():
 
 
 def test_the_share_of_a_batch_is_rounded_once():
-    # 1 - 0.99 in float32 is 9.5e-7 too small; codes that start without a count would be that much too large.
+    # 1 - 0.99 in float32 is 9.5e-7 too small; codes that start without a count would be that much too large. The
+    # interpreter computes scalars in float64: there this shows only that the share is the right one.
     state = book_state(6, 4)
     for part in state[1:4]:
         part.zero_()

@@ -142,6 +142,18 @@ def test_too_many_codes() -> None:
     assert "ended with losses of {:.1f} and {:.1f}.".format(*last) in text
 
 
+def test_the_map_says_how_many_codes_do_not_occur() -> None:
+    seen = {row["run"]: float(row["used"]) for row in in_use() if row["over"] == SEEN}
+    library = Library([ROOT / "records"])
+    never = {}
+    for cell in cells("scale", codebooks=[16_384]):
+        run = library.finished(cell.config(2))
+        if run is not None and run.config["id"] in seen:
+            never[cell.method] = round(16_384 * (1 - seen[run.config["id"]]))
+    said = "all codes but {ksom:,} occur among the validation tokens. On the right {ema:,} do not"
+    assert said.format(**never) in " ".join(PAGE.split())
+
+
 def test_codes_that_stay_do_not_fall_out_of_use() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in empty_table()[2:]]
     losses = {

@@ -123,6 +123,7 @@ def test_the_study_of_scale_has_more_seeds_where_they_are_cheap() -> None:
     assert len(rows) == 8 * 6
     seeds = {(cell.method, cell.codebook_size): len(cell.seeds(3)) for cell in rows}
     assert (seeds["ksom", 16_384], seeds["ksom", 65_536], seeds["fsq", 512]) == (3, 1, 1)
+    assert {len(cell.seeds(9)) for cell in rows} == {9, 1}  # as many as were asked for, but where a run is costly
     assert len(configs("scale", codebooks=[512])) == 3 * 3 + 5
     by_method = {cell.method: cell.config(0) for cell in cells("scale", codebooks=[512])}
     assert by_method["ema"].run_id == find("main", method="ema").config(0).run_id

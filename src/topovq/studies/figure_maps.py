@@ -60,10 +60,10 @@ def draw_scale_map(models: Mapping[str, Tokenizer], counts: Mapping[str, Tensor]
     decoded, used = [], []
     for name, model in models.items():
         picture, chart = codebook_map(model), charts(model)[0]
-        color, share = COLORS.get(name, INK), (counts[name] > 0).float().mean().item()
+        color, never = COLORS.get(name, INK), int((counts[name] == 0).sum())
         decoded.append(Panel(picture, _times(picture.shape[1], 512), f"{name}: every code decoded", color=color))
         use = use_picture(counts[name].reshape(chart.grid.shape))
-        title = f"{name}: how often it occurs ({share:.1%} do)"
+        title = f"{name}: how often it occurs ({never:,} never)"
         used.append(Panel(use, _times(use.shape[1], decoded[-1].width), title, color=color))
     codes = charts(next(iter(models.values())))[0].grid.size
     caption += " Below: red codes do not occur; the others are the brighter the more often they do, on a log scale."

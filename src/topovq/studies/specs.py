@@ -263,5 +263,5 @@ def _scale(dataset: str, codebooks: Sequence[int] | None) -> list[Cell]:
     for size in chosen:
         for cell in methods:
             many = cell in OURS_AT_SCALE and size <= SCALE_SEEDS_UP_TO
-            rows.append(replace(cell, dataset=dataset, codebook_size=size, most_seeds=FEWER_SEEDS if many else 1))
+            rows.append(replace(cell, dataset=dataset, codebook_size=size, most_seeds=None if many else 1))
     return rows
