@@ -127,7 +127,7 @@ class Quantizer(nn.Module):
         """Search, gather, learn, and let the gradient past: for one codebook."""
         learns = self.training and not frozen
         recomputes = learns and in_backward()
-        if book.metric == "cosine":
+        if book.unit_length:
             x_ND = nn.functional.normalize(x_ND, dim=1)
         valid_N = None
         if learns and not recomputes:

@@ -150,7 +150,7 @@ def _fill(book: Codebook, codes_KD: Tensor, sums_KD: Tensor | None, counts_K: Te
     total = counts_K.sum()
     divisor_K1 = ((counts_K + book.eps) / (total + book.size * book.eps) * total)[:, None]
     implied_KD = sums_KD / divisor_K1
-    if book.metric == "cosine":
+    if book.unit_length:
         implied_KD = F.normalize(implied_KD, dim=1)
     agrees_K1 = torch.isclose(implied_KD, book.codes, rtol=1e-2).all(1, keepdim=True)
     book.sums.copy_(torch.where(agrees_K1, sums_KD, book.codes * divisor_K1))
