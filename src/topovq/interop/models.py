@@ -7,10 +7,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from topovq.interop import hf_diffusers, lucidrains
+from topovq.interop import dac, encodec, hf_diffusers, lucidrains, rosinality
 from topovq.interop.library import Library, Replacement
 
-LIBRARIES: tuple[Library, ...] = (*lucidrains.LIBRARIES, *hf_diffusers.LIBRARIES)
+LIBRARIES: tuple[Library, ...] = (
+    *lucidrains.LIBRARIES,
+    *hf_diffusers.LIBRARIES,
+    *encodec.LIBRARIES,
+    *dac.LIBRARIES,
+    *rosinality.LIBRARIES,
+)
 
 
 class _Place(NamedTuple):
