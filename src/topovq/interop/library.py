@@ -43,10 +43,6 @@ class Library(NamedTuple):
     def is_one(self, module: nn.Module) -> bool:
         return type(module).__name__ == self.class_name and self.matches(module)
 
-    def is_near(self, module: nn.Module) -> bool:
-        """Whether the name alone fits: a subclass, or another library's class of the same name."""
-        return self.class_name in (kind.__name__ for kind in type(module).__mro__) and not self.is_one(module)
-
 
 class Replacement:
     """What stands where another library's quantizer stood."""

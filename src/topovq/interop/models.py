@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from topovq.interop import dac, encodec, hf_diffusers, lucidrains, rosinality
+from topovq.interop import dac, encodec, hf_diffusers, llamagen, lucidrains, rosinality, seed_voken, taming
 from topovq.interop.library import Library, Replacement
 
 LIBRARIES: tuple[Library, ...] = (
@@ -16,6 +16,9 @@ LIBRARIES: tuple[Library, ...] = (
     *encodec.LIBRARIES,
     *dac.LIBRARIES,
     *rosinality.LIBRARIES,
+    *llamagen.LIBRARIES,
+    *taming.LIBRARIES,
+    *seed_voken.LIBRARIES,
 )
 
 
@@ -117,17 +120,13 @@ def _exchange(places: list[_Place], make: Callable[[nn.Module], nn.Module], done
 
 
 def _nothing_to_replace(model: nn.Module) -> str:
-    near = sorted(
-        {
-            f"{path!r} ({type(module).__module__}.{type(module).__name__})"
-            for path, module in model.named_modules()
-            for library in LIBRARIES
-            if library.is_near(module)
-        }
-    )
-    left = f". These have the name but not the attributes of one and were left alone: {', '.join(near)}" if near else ""
+    near = [
+        f"{path!r} ({type(module).__module__}.{type(module).__name__})"
+        for path, module in model.named_modules()
+        if path and any("quantize" in kind.__name__.lower() for kind in type(module).__mro__)
+    ]
+    left = f" Left alone were {', '.join(near)}: the name or what they hold differs." if near else ""
     return (
-        f"{type(model).__name__} holds no quantizer to replace: looked for "
-        f"{', '.join(library.name for library in LIBRARIES)} in its {len(list(model.modules()))} modules (subclasses "
-        f"are left alone){left}"
+        f"{type(model).__name__} holds no quantizer to replace in its {len(list(model.modules()))} modules: looked for "
+        f"{', '.join(library.name for library in LIBRARIES)}; subclasses are left alone.{left}"
     )
