@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from topovq.interop import hf_diffusers, llamagen, lucidrains, seed_voken, taming
+from topovq.interop import dac, encodec, hf_diffusers, llamagen, lucidrains, rosinality, seed_voken, taming
 from topovq.interop.library import Library, Replacement
 
 LIBRARIES: tuple[Library, ...] = (
     *lucidrains.LIBRARIES,
     *hf_diffusers.LIBRARIES,
+    *encodec.LIBRARIES,
+    *dac.LIBRARIES,
+    *rosinality.LIBRARIES,
     *llamagen.LIBRARIES,
     *taming.LIBRARIES,
     *seed_voken.LIBRARIES,

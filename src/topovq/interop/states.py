@@ -88,22 +88,28 @@ def fill(book: Codebook, codes_KD: Tensor, sums_KD: Tensor | None, counts_K: Ten
     if book.learnable or sums_KD is None or counts_K is None or not counts_K.any():
         return
     sums_KD, counts_K = sums_KD.to(book.sums), counts_K.to(book.counts)
-    book.sums.copy_(agreeing_sums(book.codes, sums_KD, counts_K, book.eps, book.unit_length))
+    divisor_K = smoothed(counts_K, book.eps) if book.update_empty else counts_K
+    book.sums.copy_(agreeing_sums(book.codes, sums_KD, divisor_K, book.unit_length))
     book.counts.copy_(counts_K)
 
 
-def agreeing_sums(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, eps: float, cosine: bool) -> Tensor:
-    """Sums [K, D] from which an update with these counts finds the codes again.
-
-    They are the given ones, except where the codes were assigned or learned by gradient, so that they do not agree.
-    """
+def smoothed(counts_K: Tensor, eps: float) -> Tensor:
+    """What moving averages divide the sums by where unused codes decay: codebook.py's N~."""
     total = counts_K.sum()
-    divisor_K1 = ((counts_K + eps) / (total + counts_K.numel() * eps) * total)[:, None]
-    implied_KD = sums_KD / divisor_K1
-    if cosine:
+    return (counts_K + eps) / (total + counts_K.numel() * eps) * total
+
+
+def agreeing_sums(codes_KD: Tensor, sums_KD: Tensor, divisor_K: Tensor, unit_length: bool) -> Tensor:
+    """Sums [K, D] from which an update that divides by these counts finds the codes again.
+
+    They are the given ones, except where those do not agree: the codes were assigned or learned by gradient, or their
+    counts are so small that the other rule's smoothing decided where they are.
+    """
+    implied_KD = sums_KD / divisor_K[:, None]
+    if unit_length:
         implied_KD = nn.functional.normalize(implied_KD, dim=1)
     agrees_K1 = torch.isclose(implied_KD, codes_KD, rtol=1e-2).all(1, keepdim=True)
-    return torch.where(agrees_K1, sums_KD, codes_KD * divisor_K1)
+    return torch.where(agrees_K1, sums_KD, codes_KD * divisor_K[:, None])
 
 
 def export_statistics(book: Codebook) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,4 +117,5 @@ def export_statistics(book: Codebook) -> tuple[Tensor, Tensor, Tensor]:
     codes_KD = book.codes.detach()
     if book.learnable:
         return codes_KD, codes_KD, torch.ones_like(codes_KD[:, 0])
-    return codes_KD, agreeing_sums(codes_KD, book.sums, book.counts, book.eps, book.unit_length), book.counts
+    sums_KD = agreeing_sums(codes_KD, book.sums, smoothed(book.counts, book.eps), book.unit_length)
+    return codes_KD, sums_KD, book.counts
