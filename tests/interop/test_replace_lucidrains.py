@@ -191,7 +191,7 @@ def test_inside_hierarchical_vq():
         ("sync_update_v", {"sync_update_v": 0.5, "learnable_codebook": True, "ema_update": False}),
         ("return_zeros_for_masked_padding", {"return_zeros_for_masked_padding": False}),
         ("route_gradients_to_input", {"route_gradients_to_input": False}),
-        ("threshold_ema_dead_code", {"threshold_ema_dead_code": 2}),
+        ("threshold_ema_dead_code", {"threshold_ema_dead_code": 0.5}),
     ],
 )
 def test_options_without_counterpart_are_named_and_nothing_is_replaced(name, options):
@@ -204,10 +204,11 @@ def test_options_without_counterpart_are_named_and_nothing_is_replaced(name, opt
     assert model.second is second
 
 
-def test_dead_code_threshold_can_be_restated():
+@pytest.mark.parametrize(("given", "expected"), [({}, 2), ({"threshold_ema_dead_code": 0.1}, 0.1)])
+def test_a_dead_code_threshold_stays_a_count_or_is_restated(given, expected):
     model = Holder(vq=VectorQuantize(DIM, SIZE, threshold_ema_dead_code=2))
-    replace_quantizers(model, threshold_ema_dead_code=0.1)
-    assert model.vq.codebook_of(0).dead_threshold == 0.1
+    replace_quantizers(model, **given)
+    assert model.vq.codebook_of(0).dead_threshold == expected
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def _settings(module: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
     for name in ("return_zeros_for_masked_padding", "route_gradients_to_input"):
         if not getattr(vq, name, True):
             refuse_arguments("VectorQuantize", {name: False}, ADVICE)
-    if book.threshold_ema_dead_code and "threshold_ema_dead_code" not in options:
+    if 0 < book.threshold_ema_dead_code < 1 and "threshold_ema_dead_code" not in options:
         raise TypeError(
             f"VectorQuantize: threshold_ema_dead_code={book.threshold_ema_dead_code!r} is a count there and a share of "
             "the mean count here: say which, such as threshold_ema_dead_code=0.1 (0: never revive)"
@@ -154,7 +154,16 @@ def _settings(module: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
         "rotation_trick": vq.rotation_trick,
     }
     # Codes that followed the gradient now follow Kohonen's rule; codes that followed nothing still do.
-    return found if vq.learnable_codebook else {**found, "decay": book.decay, "ema_update": book.ema_update}
+    return (
+        found
+        if vq.learnable_codebook
+        else {
+            **found,
+            "decay": book.decay,
+            "ema_update": book.ema_update,
+            "threshold_ema_dead_code": book.threshold_ema_dead_code,
+        }
+    )
 
 
 def replace(module: nn.Module, options: Options) -> VectorQuantizeReplacement:
