@@ -46,6 +46,8 @@ def check_edges() -> None:
                 torch.manual_seed(cases)
                 codes = torch.randn(k, d) * scale + shift
                 codes[k // 2 :] = codes[: k - k // 2].clone()  # each code twice: the first must win
+                if cases % 2 and k > 32:
+                    codes[3], codes[k // 2] = 1e6 * scale, -1e5 * scale  # two that lie far away
                 x = (torch.randn(d, n) * scale + shift).T.to(dtype)  # not contiguous
                 keep = torch.rand(n) > 0.3
                 if n > 2:
