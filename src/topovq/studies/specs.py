@@ -169,7 +169,8 @@ class Cell:
         if self.neighborhood not in ("", "none"):
             options["neighborhood"] = self.neighborhood
             options["tau"] = float(self.tau)
-            options["grid"] = list(Grid.balanced(size, int(self.grid_dim)).shape)
+            grid = Grid.balanced(size, int(self.grid_dim))
+            options["grid"] = list(grid.shape) if grid == grid.full else grid.to_dict()
         if self.count_init:
             options["count_init"] = float(self.count_init)
         if self.update_empty:
