@@ -64,7 +64,8 @@ def draw_scale_map(models: Mapping[str, Tokenizer], counts: Mapping[str, Tensor]
         picture, chart = codebook_map(model), charts(model)[0]
         color, never = COLORS.get(name, INK), int((counts[name] == 0).sum())
         decoded.append(Panel(picture, _times(picture.shape[1], 512), f"{name}: every code decoded", color=color))
-        use = draw(use_picture(counts[name][:, None, None]), chart.grid)
+        side = 24 if chart.grid.topology == "hexagonal" else 1
+        use = draw(use_picture(counts[name][:, None, None].expand(-1, side, side)), chart.grid)
         title = f"{name}: how often it occurs ({never:,} never)"
         used.append(Panel(use, _times(use.shape[1], decoded[-1].width), title, color=color))
     codes = charts(next(iter(models.values())))[0].grid.size

@@ -169,8 +169,7 @@ class Cell:
         if self.neighborhood not in ("", "none"):
             options["neighborhood"] = self.neighborhood
             options["tau"] = float(self.tau)
-            grid = Grid.balanced(size, int(self.grid_dim))
-            options["grid"] = list(grid.shape) if grid == grid.full else grid.to_dict()
+            options["grid"] = list(Grid.balanced(size, int(self.grid_dim)).shape)
         if self.count_init:
             options["count_init"] = float(self.count_init)
         if self.update_empty:
