@@ -301,9 +301,10 @@ class Codebook(nn.Module):
         key, shape = f"{prefix}grid_shape", self.neighborhood.grid.shape
         stored = tuple(state[key].tolist()) if key in state else shape  # other libraries know no map
         if stored != shape and self.neighborhood.kind != "none":
+            grid = stored if math.prod(stored) == self.size else f"Grid({stored}, size={self.size})"
             errors.append(
                 f"the codes of {prefix or 'this state'} lie on a map of shape {stored}, this codebook's is {shape}: "
-                f"build it with grid={stored}, or leave {key!r} out of the state to give the codes other places"
+                f"build it with grid={grid}, or leave {key!r} out of the state to give the codes other places"
             )
         state[key] = torch.tensor(shape)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)

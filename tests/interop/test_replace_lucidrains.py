@@ -234,6 +234,6 @@ def test_models_that_cannot_be_served_say_so():
         replace_quantizers(VectorQuantize(DIM, SIZE))
     with pytest.raises(TypeError, match="inside vector_quantize_pytorch's RandomProjectionQuantizer"):
         replace_quantizers(RandomProjectionQuantizer(dim=DIM, codebook_size=SIZE, codebook_dim=2))
-    with pytest.raises(ValueError, match="no balanced 2-D grid") as caught:
-        replace_quantizers(Holder(vq=VectorQuantize(DIM, 17)))
+    with pytest.raises(ValueError, match="holds 15 codes, but codebook_size=17") as caught:
+        replace_quantizers(Holder(vq=VectorQuantize(DIM, 17)), grid=(3, 5))
     assert "'vq'" in caught.value.__notes__[0]

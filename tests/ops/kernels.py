@@ -23,6 +23,10 @@ GRIDS = [
     Grid((6, 3), wrap=(True, False)),
     Grid((3, 4, 5)),
     Grid((3, 17, 4), wrap=(True, False, True)),
+    Grid((2, 2), size=3),
+    Grid((5, 7), size=29),  # one code in the last row
+    Grid((17, 20), size=333),
+    Grid((17, 20), wrap=True, size=333),
 ]
 
 
