@@ -136,6 +136,19 @@ def test_learnable_codebook_is_gradient_vq():
     assert torch.equal(one(x).loss, two(x).loss)
 
 
+@pytest.mark.parametrize(
+    "reach",
+    [{"neighborhood": "hard"}, {"steps": 100}, {"tau": 0.2}, {"radius": 2.0}, {"schedule": Schedule.linear(2, 1, 9)}],
+)
+def test_a_learnable_codebook_refuses_a_neighborhood_that_nothing_would_use(reach):
+    name = next(iter(reach))
+    with pytest.raises(ValueError, match=rf"learnable_codebook=True and {name}=.* exclude each other: .*GradientVQ"):
+        KohonenVQ(4, 16, learnable_codebook=True, ema_update=False, **reach)
+    assert KohonenVQ(4, 16, learnable_codebook=True, ema_update=False).neighborhood.kind == "none"
+    assert KohonenVQ(4, 16, learnable_codebook=True, ema_update=False, neighborhood="none").neighborhood.kind == "none"
+    assert GradientVQ(4, 16, neighborhood="hard").neighborhood.kind == "hard"
+
+
 def test_soft_output_by_hand_and_hard_in_evaluation():
     """Codes 0 and 1 (d = 1), T = 1, x = 0: y = softmax(0, -1), the output y_2 = 1 / (1 + e)."""
     vq = SoftKohonenVQ(

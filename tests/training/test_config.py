@@ -32,6 +32,9 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
     return {**named, **({"decay": 0.95} if steps <= 1_200 else {})}
 
 
+LEARNABLE = {"learnable_codebook": True, "ema_update": False}
+
+
 @pytest.mark.parametrize(
     ("change", "options"),
     [
@@ -47,6 +50,7 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
         ({"quantizer_options": {"tau": 0.2}}, {"tau": 0.2}),
         ({"quantizer_options": {"neighborhood": "hard"}}, {"neighborhood": "hard"}),
         ({"quantizer": "ema"}, {}),
+        ({"quantizer_options": LEARNABLE}, LEARNABLE),
         ({"quantizer": "som-vae"}, {"neighbor_reduction": "sum"}),
         ({"quantizer": "gradient"}, {}),
         ({"quantizer": "residual", "quantizer_options": {"quantizer": "gradient"}}, {"quantizer": "gradient"}),

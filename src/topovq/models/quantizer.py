@@ -13,6 +13,7 @@ from topovq.models.peers import Peer, PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
 from topovq.neighborhood import Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
+from topovq.quantizers.kohonen import drop_ignored
 
 # name -> (class, the options that make the name mean what it says)
 COMMITMENT = {"commitment_weight": 0.25}
@@ -62,7 +63,7 @@ def spelled_out(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def as_meant(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a configuration that was written some time ago: what it leaves open is as it was then."""
-    return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else options
+    return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else drop_ignored(options)
 
 
 def codes_of(quantizers: Any) -> int:

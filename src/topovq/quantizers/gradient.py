@@ -31,6 +31,8 @@ class GradientVQ(KohonenVQ):
     Everything else is as in KohonenVQ; give its parameters to your optimizer.
     """
 
+    pulls_neighbors = True
+
     def __init__(
         self,
         dim: int,

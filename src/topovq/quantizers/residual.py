@@ -13,7 +13,7 @@ from topovq.grid import Grid
 from topovq.health import Health, as_health, together
 from topovq.quantizers.base import Quantized
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
-from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
 from topovq.quantizers.soft import SoftKohonenVQ
 from topovq.saving import HubModule
 
@@ -48,7 +48,7 @@ class ResidualVQ(nn.Module, HubModule):
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> Any:
         before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
-        return super()._from_pretrained(**{**before, **arguments})
+        return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
 
     def forward(
         self,

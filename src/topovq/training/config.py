@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 from topovq.models import MODELS, Tokenizer, as_meant, check_name, check_options, spelled_out
 from topovq.neighborhood import recommended, recommended_decay
-from topovq.quantizers.kohonen import make_grid
+from topovq.quantizers.kohonen import REACH, make_grid
 from topovq.training.record import RECORD_FILE, read_record
 
 # What changes where or how a run is done and watched, but not which experiment it is.
 NOT_IN_ID = ("out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb")
 SCHEDULED = ("kohonen", "soft")  # quantizers whose recommended neighborhood shrinks with the training
-NEIGHBORHOOD_OPTIONS = ("steps", "neighborhood", "tau", "radius", "schedule")
 DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4)}  # batch size and learning rate of the paper's models
 
 
@@ -133,12 +132,12 @@ class TrainConfig:
             options = {"neighbor_reduction": started["neighbor_reduction"], **options}
         options = spelled_out(self.quantizer, options)
         kind = options.get("quantizer", "kohonen") if self.quantizer == "residual" else self.quantizer
-        given = [name for name in NEIGHBORHOOD_OPTIONS if options.get(name) is not None]
-        if kind not in SCHEDULED or (given and given != ["steps"]):
+        given = [name for name in REACH if options.get(name) is not None]
+        if kind not in SCHEDULED or options.get("learnable_codebook") or (given and given != ["steps"]):
             return options
         kept = {name: value for name, value in options.items() if name != "steps"}
         if not given and started is not None:
-            names = (*NEIGHBORHOOD_OPTIONS, "decay", "update_empty")
+            names = (*REACH, "decay", "update_empty")
             return {**{name: started[name] for name in names if name in started}, **kept}
         topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
         grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap, needed=True)
