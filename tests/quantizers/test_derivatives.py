@@ -64,6 +64,34 @@ def test_second_derivative_past_masked_vectors_and_through_the_output(way):
     torch.testing.assert_close(second, expected)
 
 
+@pytest.mark.parametrize("neighborhood", ["none", "hard"])
+def test_second_derivative_by_the_codes(neighborhood):
+    """Of mean |w_k* - x|^2 + mean sum_k A[k*, k] |w_k - x|^2 by w_k: 2 c_k / (N D) + 2 (A^T c - c)_k / N."""
+    torch.manual_seed(0)
+    vq = GradientVQ(D, 4, grid=4, neighborhood=neighborhood).double()
+    vq.freeze([0])
+    matrix = vq.neighborhood.matrix(0).double()
+    _, indices, loss = vq(vectors())
+    (first,) = torch.autograd.grad(loss, vq.codebook, create_graph=True)
+    weight = vectors(4, D)
+    (second,) = torch.autograd.grad((first * weight).sum(), vq.codebook)
+    counts = torch.bincount(indices, minlength=4).double()
+    expected = 2 * counts / (N * D) + 2 * (matrix.T @ counts - counts) / N
+    expected[0] = 0
+    torch.testing.assert_close(second, expected[:, None] * weight)
+
+
+def test_forward_mode_by_the_codes():
+    vq, x, d_codes = GradientVQ(D, 4, neighborhood="hard").double(), vectors(), vectors(4, D)
+    codes = vq.codebook.detach().clone()
+    (slope,) = torch.autograd.grad(vq(x).loss, vq.codebook)
+    vq.codebooks[0].step.zero_()
+    with forward_ad.dual_level():
+        dual = {"codebooks.0.codes": forward_ad.make_dual(codes, d_codes)}
+        d_loss = forward_ad.unpack_dual(torch.func.functional_call(vq, dual, (x,)).loss).tangent
+    torch.testing.assert_close(d_loss, (slope * d_codes).sum())
+
+
 def test_a_kernel_is_not_asked_for_second_derivatives(monkeypatch):
     """Its result has no graph: where one is wanted, torch's operations compute the gradient."""
     x, codes = vectors().float().requires_grad_(), vectors(4, D).float()

@@ -14,6 +14,7 @@ from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended
 from topovq.ops.nearest import check_metric, check_precision
 from topovq.ops.quantize import Choice
 from topovq.quantizers.base import Quantizer, refuse_arguments
+from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.saving import HubModule
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
@@ -155,19 +156,12 @@ class KohonenVQ(Quantizer, HubModule):
     def _codebook_loss(
         self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
     ) -> Tensor | None:
-        """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors.
-
-        Its value is the error of the choice; its gradient, 2 (c_k w_k - S_k) / (valid * D), comes from the sums and
-        counts, which are there already: no gather, whose gradient is slow.
-        """
+        """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors."""
         if not book.learnable:
             return None
         loss = choice.error.detach()
         if learns:
-            counts_K, sums_KD, codes_KD = choice.counts_K.detach(), choice.sums_KD.detach(), book.codes.detach()
-            share = 2 / (counts_K.sum() * codes_KD.shape[1]).clamp(min=1)
-            linear = (book.free_codes() * (share * (counts_K[:, None] * codes_KD - sums_KD))).sum()
-            loss = loss + (linear - linear.detach())
+            loss = codebook_loss(book.free_codes(), choice.sums_KD, choice.counts_K, loss)
         return self.codebook_weight * loss
 
     @property
