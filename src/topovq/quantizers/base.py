@@ -101,6 +101,8 @@ class Quantizer(nn.Module):
         z_NHD = self.project_in(z).reshape(-1, self.heads, self.codebook_dim)
         keep_N = None if mask is None else mask.reshape(-1)
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
+        if self.training and not frozen:
+            refuse_transforms(type(self).__name__)
 
         parts = []
         if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
@@ -342,6 +344,14 @@ FORWARD_ADVICE = {
     "accum_ema_update": "use `with vq.accumulate():` around all forwards of an optimizer step but the last",
     "ema_update": "use freeze_codebook=True for a forward without an update",
 }
+
+
+def refuse_transforms(where: str) -> None:
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            f"{where}: a training step moves the codes in place, which torch.func (grad, jvp, vmap) does not allow; "
+            "call eval() or pass freeze_codebook=True, or use torch.autograd and, instead of vmap, one larger batch"
+        )
 
 
 def in_backward() -> bool:

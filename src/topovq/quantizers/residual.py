@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from topovq.grid import Grid
 from topovq.health import Health, as_health, together
 from topovq.quantizers.base import Quantized
-from topovq.quantizers.gradient import GradientVQ
-from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
+from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
 from topovq.quantizers.soft import SoftKohonenVQ
 from topovq.saving import HubModule
 
@@ -40,7 +40,15 @@ class ResidualVQ(nn.Module, HubModule):
         if options.get("heads", 1) != 1:
             raise ValueError(f"heads={options['heads']!r}: a residual quantizer has one head; use more quantizers")
         kind = QUANTIZERS[quantizer]
+        if kind is GradientVQ:
+            options = {**REDUCTION, **options}
+            (getattr(self, "_hub_mixin_config", None) or {}).update(neighbor_reduction=options["neighbor_reduction"])
         self.layers = nn.ModuleList(kind(dim, codebook_size, **options) for _ in range(num_quantizers))
+
+    @classmethod
+    def _from_pretrained(cls, **arguments: Any) -> Any:
+        before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
+        return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
 
     def forward(
         self,
