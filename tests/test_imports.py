@@ -33,6 +33,7 @@ ROOMS = [
     "saving",
     "metrics",
     "codebook",
+    "state",
     "health",
     "rules",
     "neighborhood",

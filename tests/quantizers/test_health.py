@@ -75,8 +75,9 @@ def test_codes_without_spread_have_no_drift_to_speak_of() -> None:
 
 
 def test_decay_of_zero_counts_the_last_batch_alone() -> None:
-    assert used(torch.tensor([0.0, 1.0]), 0.0).tolist() == [False, True]
-    assert figures(torch.tensor([0.0, 3.0]), 0.0, torch.zeros(2, 1), None)[4] == 3
+    idle_K = torch.tensor([1, 0])
+    assert used(idle_K, 0.0).tolist() == [False, True]
+    assert figures(torch.tensor([0.0, 3.0]), idle_K, 0.0, torch.zeros(2, 1), None)[4] == 3
 
 
 def every_kind() -> dict[str, torch.nn.Module]:
