@@ -1,4 +1,4 @@
-"""What a codebook promises beside its rule: freezing, reviving, starting, accumulating, precision, figures, state."""
+"""What a codebook promises beside its rule: freezing, starting, accumulating, precision, figures, state."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood
 from topovq.ops.nearest import nearest_reference
 
-# Freezing, reviving, setting
+# Freezing, setting
 
 
 @pytest.mark.parametrize("kind", ["none", "hard"])
@@ -33,69 +33,6 @@ def test_frozen_codes_stay_and_the_others_move_as_ever(kind):
         assert torch.equal(book.state_dict()[name][moving], free.state_dict()[name][moving])
     assert not torch.equal(book.codes[moving], before["codes"][moving])
     assert torch.equal(book.hits, free.hits)  # they are still chosen
-
-
-def revived_book(scale: float = 1.0, **options) -> tuple[Codebook, torch.Tensor]:
-    """Counts 10, 0.5, 10, 9.5 times scale: their mean is 7.5 times scale, of which a tenth is 0.75."""
-    book = book_of(torch.zeros(4, 2), "none", update_empty=False, dead_threshold=0.1, **options)
-    for running in (book.counts, book.received):
-        running.copy_(torch.tensor([10, 0.5, 10, 9.5]) * scale)
-    return book, torch.arange(16.0).view(8, 2) + 1
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
-def test_revival_is_relative_to_the_mean_count(scale):
-    book, x = revived_book(scale)
-    before = state_of(book)
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    for name in ("codes", "sums", "counts"):
-        assert torch.equal(book.state_dict()[name][[0, 2, 3]], before[name][[0, 2, 3]])
-    # The code is a vector of the batch, its count the mean, its sum the one that goes with them.
-    assert (x == book.codes[1]).all(1).any()
-    assert book.counts[1].item() == pytest.approx(7.5 * scale)
-    torch.testing.assert_close(book.sums[1] / book.counts[1], book.codes[1])
-
-
-def test_a_revived_code_is_not_undone_by_the_next_update():
-    book, x = revived_book()
-    book.update_empty = True
-    book.eps = 1e-5
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    revived = book.codes[1].clone()
-    learn(book, x, torch.zeros(8, dtype=torch.int64))
-    torch.testing.assert_close(book.codes[1], revived, rtol=1e-4, atol=0)
-    # Chosen once, it goes a quarter of the way that the weights 0.75 * mean and 0.25 * 1 give.
-    book, x = revived_book()
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    revived = book.codes[1].clone()
-    learn(book, x[:1], [1])
-    torch.testing.assert_close(book.codes[1], (0.75 * 7.5 * revived + 0.25 * x[0]) / (0.75 * 7.5 + 0.25))
-
-
-def test_revival_takes_valid_vectors_and_leaves_frozen_codes():
-    for _ in range(10):
-        book, x = revived_book()
-        valid = torch.arange(8) == 5
-        x[~valid] = float("nan")
-        book.revive(x, valid)
-        assert torch.equal(book.codes[1], torch.tensor([11.0, 12.0]))
-    for valid, frozen in ((torch.zeros(8, dtype=torch.bool), False), (torch.ones(8, dtype=torch.bool), True)):
-        book, x = revived_book()
-        book.frozen[1] = frozen
-        before = state_of(book)
-        book.revive(x, valid)
-        assert_state(book, before)
-    book, _ = revived_book()
-    before = state_of(book)
-    book.revive(torch.zeros(0, 2), torch.zeros(0, dtype=torch.bool))
-    assert_state(book, before)
-
-
-def test_two_dead_codes_start_at_different_vectors():
-    book, x = revived_book()
-    book.received.copy_(torch.tensor([0.0, 0.0, 10.0, 10.0]))
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    assert not torch.equal(book.codes[0], book.codes[1])
 
 
 @pytest.mark.parametrize("count_init", [0.0, 1.0, 4.0])
@@ -192,6 +129,35 @@ def test_invalid_vectors_do_not_start_codes():
     assert started(x, valid, kmeans_iters=2).codes.isfinite().all()
     codes = started(x, valid, kmeans_iters=0).codes
     assert (codes[:, None] == x[valid][None]).all(2).any(1).all()
+
+
+# A decay of 1
+
+
+@pytest.mark.parametrize("kind", ["none", "hard"])
+@pytest.mark.parametrize("count_init", [0.0, 1.0])
+def test_a_decay_of_one_keeps_the_codes_and_follows_their_use(kind, count_init):
+    codes = torch.randn(6, 3)
+    book = book_of(codes, kind, 2, 3, decay=1.0, count_init=count_init)
+    book.counts.copy_(torch.arange(6.0))  # smoothing them would move the codes
+    for _ in range(3):
+        learn(book, torch.randn(40, 3), torch.arange(40) % 2)
+    assert torch.equal(book.codes, codes)
+    assert torch.equal(book.sums, codes)
+    assert book.counts.tolist() == [0, 1, 2, 3, 4, 5]
+    assert book.step.item() == 3
+    assert book.usage().item() == pytest.approx(2 / 6)
+    assert book.perplexity().item() == pytest.approx(2)
+    assert book.read_health()[4].item() == pytest.approx(40 * (1 + 0.99 + 0.99**2), rel=1e-5)
+
+
+def test_with_a_decay_of_one_codes_may_start_from_data():
+    x = torch.randn(50, 2)
+    book = started(x, kmeans_iters=0, decay=1.0)
+    codes = book.codes.clone()
+    assert (codes[:, None] == x[None]).all(2).any(1).all()
+    learn(book, x, book.search(x))
+    assert torch.equal(book.codes, codes)
 
 
 # Accumulating
@@ -388,7 +354,7 @@ def test_a_batch_of_nothing_changes_nothing_where_codes_are_parameters():
         ({"count_smoothing": "both"}, r"count_smoothing='both' is unknown; choose one of 'carried', 'copy'"),
         (
             {"dead_threshold": -0.1},
-            r"threshold_ema_dead_code=-0.1 must be 0 .*share of the mean count below 1, or a count",
+            r"threshold_ema_dead_code=-0.1 must be 0 .*share of the mean .*, or a count",
         ),
         ({"dead_threshold": float("nan")}, r"threshold_ema_dead_code=nan must be 0"),
         ({"dead_threshold": float("inf")}, r"threshold_ema_dead_code=inf must be 0"),

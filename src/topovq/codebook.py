@@ -69,8 +69,8 @@ class Codebook(CodebookState):
             raise ValueError(f"count_smoothing={count_smoothing!r} is unknown; choose one of {choices}")
         if not 0 <= dead_threshold < math.inf:
             raise ValueError(
-                f"threshold_ema_dead_code={dead_threshold!r} must be 0 (never), a share of the mean count below 1, or a "
-                "count of vectors per batch of at least 1: a code chosen less than that often is revived"
+                f"threshold_ema_dead_code={dead_threshold!r} must be 0 (never), a share of the mean count below 1, or "
+                "a count of vectors per batch of at least 1: a code chosen less than that often is revived"
             )
         moves = ema_update and decay < 1
         if dead_threshold and (learnable or not moves):

@@ -174,13 +174,8 @@ class CodebookState(nn.Module):
         whole = all(prefix + name in state for name in WHOLE)
         if whole or key in state:
             state[key] = torch.tensor(shape, device=state[key if key in state else f"{prefix}codes"].device)
-        rounded = whole and state[f"{prefix}codes"].dtype in HALF
-        for name, tensor in list(state.items()):
-            if name.startswith(prefix) and tensor.dtype in HALF:
-                state[name] = tensor.float()
-        if rounded and f"{prefix}sums" in state:  # see settle
-            state[f"{prefix}sums"] = state[f"{prefix}codes"] * state[f"{prefix}counts"][:, None]
         if whole:
+            self._round_together(state, prefix)
             hits_K = state[f"{prefix}hits"]
             state.setdefault(f"{prefix}idle", torch.where(health.chosen_by_hits(hits_K, self.memory), 0, NEVER).int())
             self._load_pending(state.pop(f"{prefix}pending", None), prefix, errors)
@@ -191,6 +186,15 @@ class CodebookState(nn.Module):
         for name in ("received", "drawn"):  # of a codebook that revives codes, or takes its start from data
             if getattr(self, name) is None:
                 state.pop(prefix + name, None)
+
+    def _round_together(self, state: dict[str, Any], prefix: str) -> None:
+        """As `settle`, before tensors of half precision are copied into those of float32, which it would not see."""
+        rounded = state[f"{prefix}codes"].dtype in HALF
+        for name, tensor in list(state.items()):
+            if name.startswith(prefix) and tensor.dtype in HALF:
+                state[name] = tensor.float()
+        if rounded and not self.learnable and f"{prefix}counts" in state:
+            state[f"{prefix}sums"] = state[f"{prefix}codes"] * state[f"{prefix}counts"][:, None]
 
     def _load_pending(self, stored: Tensor | None, prefix: str, errors: list[str]) -> None:
         self.is_pending = stored is not None

@@ -34,7 +34,7 @@ RULE = {"decay": 0.75, "eps": 1e-5, "update_empty": True, "carried": True, "cosi
 
 
 def book_state(size: int, d: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """codes, sums, counts, hits, idle, step, frozen, and the sums and counts of a batch that chose half of the codes."""
+    """codes, sums, counts, hits, idle, step, frozen, the sums and counts of a batch that chose half of the codes."""
     codes, sums, batch_sums = (noise(size, d, seed=seed).to(dtype) for seed in range(3))
     counts, hits = noise(size, seed=3).abs().to(dtype) + 0.1, noise(size, seed=4).abs().to(dtype)
     batch_counts = (torch.arange(size) % 4 % 3).to(dtype)

@@ -82,7 +82,7 @@ BAD_ARGUMENTS = [
     ({"codebook_size": 16, "topology": "round"}, r"'round'.*'hexagonal'"),
     ({"codebook_size": 16, "metric": "manhattan"}, r"'manhattan'.*'cosine'"),
     ({"codebook_size": 16, "count_smoothing": "none"}, r"'none'.*'carried'"),
-    ({"codebook_size": 16, "decay": 1.0}, r"decay=1.0"),
+    ({"codebook_size": 16, "decay": 1.5}, r"decay=1.5"),
     ({"codebook_size": 16, "threshold_ema_dead_code": -2}, r"threshold_ema_dead_code=-2.*share of the mean"),
     ({"codebook_size": 16, "accept_image_fmap": True, "accept_3d_fmap": True}, "exclude each other"),
     ({"codebook_size": 16, "tau": 0.1, "schedule": Schedule.linear(3, 1, 10)}, "exclude each other"),
