@@ -229,6 +229,23 @@ def test_an_optimizer_keeps_its_parameter_when_it_becomes_float32():
     assert parameter.dtype == torch.float32
 
 
+@pytest.mark.parametrize("first", ["evaluation", "compiled training"])
+def test_the_first_forward_may_be_one_of_evaluation_or_compiled(first):
+    torch._dynamo.reset()
+    state = {name: each.half() if each.is_floating_point() else each for name, each in tensors(trained("ema")).items()}
+    vq = step = by_replacing(LAYERS["ema"](), state)
+    if first == "evaluation":
+        vq.training = False  # not by eval(), which looks at the state, too
+        with torch.inference_mode():  # what is made within cannot be trained
+            vq(torch.randn(5, 4))
+        vq.training = True
+    else:
+        step = torch.compile(vq, fullgraph=True, backend="aot_eager")
+    step(torch.randn(5, 4))
+    assert dtypes(vq) == {torch.float32}
+    assert vq.step.item() == 4
+
+
 # Saving what is pending
 
 
@@ -326,3 +343,21 @@ def test_a_state_without_the_last_use_of_codes_loads():
     assert new.idle.tolist() == [NEVER, NEVER, 0, NEVER]
     assert new.usage().item() == 0.25
     assert "idle" not in state
+
+
+def test_what_a_loader_that_knows_no_newer_buffer_leaves_there_does_no_harm():
+    """transformers fills what a checkpoint does not have with whatever is in memory."""
+    options = {"neighborhood": "none", "update_empty": False, "threshold_ema_dead_code": 0.1}
+    torch.manual_seed(0)
+    vq = KohonenVQ(1, 4, **options)
+    vq.codebook = torch.arange(4.0)[:, None]
+    x = torch.arange(3.0)[:, None].repeat(100, 1)
+    for _ in range(20):
+        vq(x)
+    book, before = vq.codebook_of(0), vq.codebook.clone()
+    book.idle.copy_(torch.tensor([1495211376, 32510, 0, -1136369040]))
+    book.received.copy_(torch.tensor([2.8e15, 4.5e-41, -0.01, torch.nan]))
+    vq(x)
+    torch.testing.assert_close(vq.codebook[:3], before[:3])  # none of those in use is revived
+    assert vq.usage.item() == 0.75
+    assert book.received.isfinite().all()

@@ -161,9 +161,7 @@ class Codebook(CodebookState):
             self.step += follow_use(self.hits, self.idle, counts_K, self.memory)
             return
         if self.received is not None:
-            _, weight_K = self.neighborhood.smooth(counts_K[:, None], counts_K, self.step)
-            received_K = self.decay * self.received + (1 - self.decay) * weight_K
-            self.received.copy_(torch.where(counts_K.sum() > 0, received_K, self.received))
+            self._follow_weight(self.received, counts_K)
         update(
             self.codes,
             self.sums,
@@ -182,6 +180,17 @@ class Codebook(CodebookState):
             carried=self.count_smoothing == "carried",
             cosine=self.metric == "cosine",
         )
+
+    def _follow_weight(self, received_K: Tensor, counts_K: Tensor) -> None:
+        """Move the running weight of the codes by a batch's counts, before `update` moves the rest.
+
+        It is at least `hits`, which are without neighbors and start from 0, and at most `counts`, which only decay in
+        updates that give a code something. A loader that knew no `received` may have left anything there.
+        """
+        _, weight_K = self.neighborhood.smooth(counts_K[:, None], counts_K, self.step)
+        sound_K = torch.maximum(self.hits, torch.minimum(received_K.nan_to_num(), self.counts))
+        moved_K = self.decay * sound_K + (1 - self.decay) * weight_K
+        received_K.copy_(torch.where(counts_K.sum() > 0, moved_K, received_K))
 
     @torch.no_grad()
     def revive(self, x_ND: Tensor, valid_N: Tensor) -> None:

@@ -39,7 +39,7 @@ class Health(NamedTuple):
 
 def used(idle_K: Tensor, decay: float) -> Tensor:
     """Which codes were chosen in the last 1 / (1 - decay) updates, bool [K]."""
-    return idle_K < round(1 / (1 - decay))
+    return (idle_K >= 0) & (idle_K < round(1 / (1 - decay)))  # below 0: what a loader that knew no `idle` left there
 
 
 def usage(idle_K: Tensor, decay: float) -> Tensor:

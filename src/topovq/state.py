@@ -35,7 +35,7 @@ class CodebookState(nn.Module):
     frozen: Tensor  # bool [K]
     initialized: Tensor  # bool
     grid_shape: Tensor  # int64 [grid axes]: what the order of the codes means
-    received: Tensor | None  # [K], running mean of the weight of each code per batch, where `counts` is another thing
+    received: Tensor | None  # [K], running mean of each code's weight per batch, where `counts` is another thing
     pending: Tensor | None  # statistics of forwards that are still to be learned from
     drawn: Tensor | None  # [K], where data is to replace codes that are parameters: their first dimension, as drawn
     codes_before: Tensor | None  # [K, D], the codes before the last update
@@ -96,15 +96,24 @@ class CodebookState(nn.Module):
         if torch.compiler.is_exporting():
             return
         if self.codes.dtype in HALF or self.hits.dtype in HALF:
-            for name, buffer in list(self._buffers.items()):
-                if buffer is not None and buffer.dtype in HALF:
-                    setattr(self, name, buffer.float())
-            if not self.learnable:  # rounded on their own, sums and counts would pull the codes away
-                self.sums = self.codes * self.counts[:, None]
-            elif self.codes.dtype in HALF:
-                self.codes.data = self.codes.data.float()
+            if (
+                not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+            ):  # what is made there could never be trained
+                with torch.inference_mode(False):
+                    self._make_float32()
+            else:
+                self._make_float32()
         if not self.is_initialized and self._has_values(self.initialized):
             self.is_initialized = bool(self.initialized)
+
+    def _make_float32(self) -> None:
+        for name, buffer in list(self._buffers.items()):
+            if buffer is not None and buffer.dtype in HALF:
+                setattr(self, name, buffer.float())
+        if not self.learnable:  # rounded on their own, sums and counts would pull the codes away
+            self.sums = self.codes * self.counts[:, None]
+        elif not torch.compiler.is_compiling():  # the compiler takes no parameter that changes its type
+            self.codes.data = self.codes.data.float()
 
     def was_filled(self) -> Tensor:
         """Whether the codes are others than those drawn at random, which no step has moved and which equal their sums.
