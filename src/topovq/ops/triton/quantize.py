@@ -1,8 +1,8 @@
 """The forward pass on CUDA, the search and a second kernel for all the rest, and the backward pass in one kernel.
 
 Legend: N vectors x, K codes w, D dimensions. The second kernel gathers codes, squared error and statistics
-(triton/accumulate.py) in one more pass over x: in one kernel with the search they would cost it the registers it lives on,
-and twice the time that the pass takes.
+(triton/accumulate.py) in one more pass over x: in one kernel with the search they would cost it the registers it lives
+on, and twice the time that the pass takes.
 """
 
 from __future__ import annotations
