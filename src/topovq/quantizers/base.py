@@ -127,6 +127,7 @@ class Quantizer(nn.Module):
 
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, frozen: bool) -> Quantized:
         """Search, gather, learn, and let the gradient past: for one codebook."""
+        book.settle()
         learns = self.training and not frozen
         recomputes = learns and in_backward()
         if book.unit_length:
@@ -254,7 +255,7 @@ class Quantizer(nn.Module):
 
     @property
     def usage(self) -> Tensor:
-        """Share of codes chosen in about the last 1/(1 - decay) updates, 0-dim; the mean over separate codebooks."""
+        """Share of codes chosen in the last 1/(1 - decay) updates, 0-dim; the mean over separate codebooks."""
         return torch.stack([book.usage() for book in self._books()]).mean()
 
     def read_health(self) -> Tensor:
@@ -262,7 +263,7 @@ class Quantizer(nn.Module):
         return together([book.read_health() for book in self._books()])
 
     def health(self) -> Health:
-        """Usage, perplexity, dead codes (not chosen in about the last 1/(1 - decay) updates) and drift: how far the
+        """Usage, perplexity, dead codes (not chosen in the last 1/(1 - decay) updates) and drift: how far the
         codes moved since this was last asked, in units of their spread (nan the first time). Waits for the device."""
         return as_health(self.read_health().tolist())
 
