@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test clean
+.PHONY: demo test docs clean
 
 demo: .venv/.ready-run
 	$(BIN)/python -m topovq demo
@@ -12,6 +12,10 @@ test: .venv/.ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+docs: .venv/.ready-docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build
+	@echo "The pages: docs/_build/index.html"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -24,5 +28,9 @@ test: .venv/.ready-test
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
+.venv/.ready-docs: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tokens,explore,docs]'
+	touch $@
+
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

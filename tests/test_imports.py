@@ -11,7 +11,7 @@ import topovq
 
 PACKAGE = Path(topovq.__file__).parent
 
-# From the door to the cellar: a room may import those below it, never those above (docs/design.md says why).
+# From the door to the cellar: a room may import those below it, never those above (docs/explanation/house.md says why).
 ROOMS = [
     "__main__",
     "cli",

@@ -1,4 +1,4 @@
-"""The directive `command`: what a command of topovq prints, such as `{command} train --help`, run when pages are built."""
+"""The directive `command`: what a command of topovq prints, such as `{command} train --help`, when pages are built."""
 
 from __future__ import annotations
 

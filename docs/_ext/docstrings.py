@@ -1,4 +1,4 @@
-"""Docstrings as they are written here, for autodoc: backticks are code, and lists of arguments in columns stay in columns.
+"""Docstrings as they are written here, for autodoc: backticks are code, and arguments in columns stay in columns.
 
 They are plain text, not reStructuredText, so that they read well in a terminal.
 """
@@ -28,7 +28,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = "\n\n".join(paragraphs("\n".join(lines))).splitlines() + [""]
+    lines[:] = [*"\n\n".join(paragraphs("\n".join(lines))).splitlines(), ""]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

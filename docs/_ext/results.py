@@ -9,11 +9,11 @@
     loss   | {ours_loss_mean:.2f} ± {ours_loss_std:.2f}
     ```
 
-A line of the body is a column: its heading and a format string over the CSV's columns. What stands between two ` ± ` is
-left out where a value is empty. `where` keeps rows by their values, and `names` says values in other words. With `across`
-the rows that agree in the columns `by` become one, whose values go by those of the columns `across`: `{ms[ema]:.2f}`. Rows
-that agree in both are averaged. The caption ends with seeds, hardware, torch and commit, where the file has them, and
-links to the file.
+A line of the body is a column: its heading and a format string over the CSV's columns. What stands after a ` ± ` is left
+out where a value is empty. `where` keeps rows by their values, and `names` says values in other words. With `across` the
+rows that agree in the columns `by` become one, whose values go by those of the columns `across`: `{ms[ema]:.2f}`. Rows
+that agree in both are averaged. The caption ends with n, hardware, torch and commit, where the file has them, and links
+to the file.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from sphinx.util.docutils import SphinxDirective
 MOST_ROWS = 10  # a longer table is for a program: link its file
 # What the caption says, and the columns that may hold it
 FACTS = {
-    "{} seeds": ("n",),
+    "n = {}": ("n",),
     "{}": ("hardware", "gpu", "cpu"),
     "torch {}": ("version_torch", "torch"),
-    "commit {:.7}": ("commit",),
+    "commit {}": ("commit",),
 }
 
 Row = dict[str, Any]
@@ -111,8 +111,9 @@ def facts(rows: list[Row]) -> str:
     for form, columns in FACTS.items():
         name = next((name for name in columns if any(name in row for row in rows)), None)
         if name is not None:
-            found = list(dict.fromkeys(form.format(str(row[name])) for row in rows if name in row))
-            said.append(", ".join(found).replace("1 seeds", "one seed"))
+            told = [str(row[name]) for row in rows if row.get(name)]
+            values = [part[:7] for text in told for part in text.split()] if name == "commit" else told
+            said.append(form.format(", ".join(dict.fromkeys(values))))
     return "; ".join(said)
 
 

@@ -1,6 +1,6 @@
 """How many codes of trained models are in use, over the validation images and over all images.
 
-    python -m benchmarks.use RUN... --out benchmarks/results/use.csv
+    python -m experiments.use RUN... --out docs/results/use.csv
 
 Over few tokens a code, a share of the codes is not seen even where all are in use: with T tokens a code on average, and
 the codes' shares spread as exponential variables are, 1 / (1 + T) of them (`unseen_if_exponential`). So the share that

@@ -1,6 +1,6 @@
 """Who keeps its codes? Gaussian vectors far from where the codes start, under several settings and layers.
 
-    python -m benchmarks.shifted --out benchmarks/results/shifted.csv
+    python -m experiments.shifted --out docs/results/shifted.csv
 
 D = 32, K = 512, vectors N(5, 1), batches of 1,024. After 100, 1,000 and 3,000 updates: how many codes are chosen for
 20,000 fresh vectors, how many have drained (their mean is nearer to 0 than to 5), and the mean squared error.
