@@ -16,19 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments import schedules
-from experiments.schedules import RECORDS, Line
 from PIL import Image
 
+from experiments import schedules
+from experiments.figures import FROM_RECORDS, draw, figures_of
+from experiments.library import Found, Library
+from experiments.rows import FACTS, told
+from experiments.scale import make_scale
+from experiments.schedules import RECORDS, Line
+from experiments.sheet import Sheet, as_csv
+from experiments.specs import cells
+from experiments.table import make_table
 from topovq.files import write_atomic
-from topovq.studies.figures import FROM_RECORDS, draw, figures_of
-from topovq.studies.library import Found, Library
-from topovq.studies.rows import FACTS, told
-from topovq.studies.scale import make_scale
-from topovq.studies.sheet import Sheet, as_csv
-from topovq.studies.specs import cells
-from topovq.studies.table import make_table
-from topovq.training import TrainConfig
+from topovq.tokenizer.training import TrainConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 LENGTHS: dict[str, dict[str, Any]] = {  # of the runs there are; CIFAR-10 has the paper's

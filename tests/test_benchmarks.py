@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from benchmarks import kernels, plots
 from benchmarks.layers import host_peak_mib
 from benchmarks.measured import SHAPES, SMALL, Results

@@ -20,7 +20,7 @@ from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
 from topovq.health import Health, as_health, together
 from topovq.ops.quantize import Choice, quantize
-from topovq.quantizers.gradients import rotate_to
+from topovq.quantizers.rotation import rotate_to
 
 
 class Quantized(NamedTuple):
