@@ -50,12 +50,10 @@ def read(path: str) -> list[Row]:
 
 
 def _value(name: str, text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return text if name in ("commit", "run") else kind(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        return text if name in ("commit", "run") else int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -76,23 +74,22 @@ def chosen(rows: list[Row], where: dict[str, str]) -> list[Row]:
 
 def merged(rows: list[Row], by: list[str], across: list[str]) -> list[Row]:
     """One row for all that agree in `by`; every other column is a dict by the value of `across`."""
-    groups: dict[tuple[Any, ...], dict[str, list[Row]]] = {}
+    groups: dict[tuple[Any, ...], dict[str | int, list[Row]]] = {}
     for row in rows:
         key, at = tuple(row.get(name) for name in by), " ".join(str(row[name]) for name in across)
-        groups.setdefault(key, {}).setdefault(at, []).append(row)
+        groups.setdefault(key, {}).setdefault(int(at) if at.isdigit() else at, []).append(row)  # as in a format string
     made = []
     for key, group in groups.items():
         new: Row = {name: value for name, value in zip(by, key) if value is not None}
         for name in {name for same in group.values() for row in same for name in row} - set(by):
-            new[name] = {at: _mean([row[name] for row in same if name in row]) for at, same in group.items()}
+            found = {at: [row[name] for row in same if name in row] for at, same in group.items()}
+            new[name] = {at: _mean(values) for at, values in found.items() if values}
         made.append(new)
     return made
 
 
 def _mean(values: list[Any]) -> Any:
-    if len(values) == 1 or any(isinstance(value, str) for value in values):
-        return values[0] if values else None
-    return fmean(values) if values else None
+    return values[0] if len(values) == 1 or isinstance(values[0], str) else fmean(values)
 
 
 def cell(form: str, row: Row, names: dict[str, str]) -> str:
@@ -102,7 +99,7 @@ def cell(form: str, row: Row, names: dict[str, str]) -> str:
             parts.append(part.format(**row))
         except (KeyError, TypeError):  # nothing was measured
             break
-    text = " ± ".join(parts)
+    text = re.sub(r"(?<=\d)\.(?!\d)", "", " ± ".join(parts))  # "378." of #.3g
     return names.get(text, text)
 
 
@@ -120,9 +117,7 @@ def facts(rows: list[Row]) -> str:
 class Results(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = {  # noqa: RUF012
-        name: directives.unchanged_required for name in ("caption", "where", "names", "by", "across")
-    }
+    option_spec = dict.fromkeys(("caption", "where", "names", "by", "across"), directives.unchanged_required)
 
     def run(self) -> list[nodes.Node]:
         _, path = self.env.relfn2path(self.arguments[0])
@@ -136,13 +131,15 @@ class Results(SphinxDirective):
                 raise ValueError(f"{len(shown)} rows are left; a table on a page has 1 to {MOST_ROWS}: change `where`")
             names = pairs(option("names", ""))
             body = [[cell(form, row, names) for _, form in columns] for row in shown]
+            if empty := [heading for (heading, _), texts in zip(columns, zip(*body)) if not any(texts)]:
+                raise ValueError(f"nothing is in the columns {', '.join(empty)}; there are {', '.join(rows[0])}")
         except (OSError, ValueError) as error:
             raise self.error(f"{self.arguments[0]}: {error}") from error
         sides = ["---" if any(text[:1].isalpha() for text in texts) else "--:" for texts in zip(*body)]
         link = os.path.relpath(path, Path(self.env.doc2path(self.env.docname)).parent)
-        caption = " ".join([option("caption", ""), f"({facts(rows)}; [CSV]({link}))".replace("(; ", "(")])
+        caption = f"{option('caption', '')} ({facts(rows)}; [CSV]({link}))".replace("(; ", "(")
         lines = [[heading for heading, _ in columns], sides, *body]
-        text = [*(f"| {' | '.join(line)} |" for line in lines), "", f"{caption.strip()}"]
+        text = [*(f"| {' | '.join(line)} |" for line in lines), "", caption.strip()]
         node = nodes.container(classes=["results"])
         self.state.nested_parse(StringList(text, self.env.docname), self.content_offset, node)
         return [node]
