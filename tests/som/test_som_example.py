@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "wine_map.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "wine_map.py"
 
 
 def test_wine_map(tmp_path):
