@@ -64,7 +64,7 @@ def sheets(library: Library) -> Iterator[Sheet]:
 
 def levels(library: Library) -> list[Line]:
     """At 256x256, the codes in use on each level at the last step."""
-    lines = []
+    lines: list[Line] = []
     for dataset in ("celebahq_afhq", "imagenet"):
         for cell in dict.fromkeys((*cells("main", dataset), *cells("robustness", dataset))):
             run = library.finished(cell.config(0, **LENGTHS[dataset]))

@@ -33,7 +33,7 @@ TRIED = [  # share of the side, share of the steps, last width
     (1 / 16, 0.8, 0.3),
     (1 / 16, 0.5, 0.5),
 ]
-OTHER = [  # of the first
+OTHER: list[dict[str, Any]] = [  # of the first
     {"decay": 0.97},
     {"decay": 0.95},
     {"count_init": 0.0},

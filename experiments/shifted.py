@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from rich.progress import track
-from torch import nn
+from torch import Tensor, nn
 
 from topovq import KohonenVQ
 
@@ -42,7 +42,7 @@ def layers() -> dict[str, Callable[[], nn.Module]]:
 
     made = {name: ours(options) for name, options in SETTINGS.items()}
     try:
-        from vector_quantize_pytorch import VectorQuantize
+        from vector_quantize_pytorch import VectorQuantize  # type: ignore[import-untyped]
     except ImportError as error:
         print(f"vector-quantize-pytorch is left out: {error}")
     else:
@@ -59,6 +59,7 @@ def run(make: Callable[[], nn.Module], seed: int) -> list[dict[str, object]]:
         if step in CHECKS:
             x = torch.randn(1, 20_000, D) + SHIFT
             codes = layer.codebook
+            assert isinstance(codes, Tensor)
             index = torch.cdist(x[0], codes).argmin(1)
             rows.append({
                 "updates": step,
