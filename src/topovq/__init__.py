@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from topovq import convert
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.quantizers import GradientVQ, KohonenVQ, Quantized, ResidualVQ, SoftKohonenVQ
+from topovq.quantizers import GradientVQ, GroupedResidualVQ, KohonenVQ, Quantized, ResidualVQ, SoftKohonenVQ
 
 if TYPE_CHECKING:
     from topovq.som import GrowingNeuralGas, NeuralGas, SelfOrganizingMap
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GradientVQ",
     "Grid",
+    "GroupedResidualVQ",
     "GrowingNeuralGas",
     "KohonenVQ",
     "Neighborhood",

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topovq.codebook import Codebook
-from topovq.quantizers.base import refuse_arguments
-from topovq.quantizers.kohonen import ADVICE, KohonenVQ
+from topovq.quantizers.arguments import ADVICE, refuse_arguments
+from topovq.quantizers.kohonen import KohonenVQ
 
 
 class _Layout(NamedTuple):
