@@ -17,27 +17,32 @@ from topovq.quantizers.kohonen import KohonenVQ
 
 @torch.no_grad()
 def beam_search(
-    layers: Sequence[KohonenVQ], x_ND: Tensor, beams: int, weights: Sequence[float], last: Tensor | None = None
+    layers: Sequence[KohonenVQ],
+    codes: Sequence[Tensor],
+    x_ND: Tensor,
+    beams: int,
+    weights: Sequence[float],
+    last: Tensor | None = None,
 ) -> Tensor:
     """Tokens int64 [N, L] with the lowest sum over quantizers of weight * mean (what is left - its code)^2.
 
     Each quantizer offers its `beams` closest codes to each of the `beams` best rows so far. With `last` (0-dim) the sum
-    ends there, and later tokens mean nothing.
+    ends there, and later tokens mean nothing. `codes` are those of the layers, [K, D] each.
     """
     n = x_ND.shape[0]
     left_NWD, cost_NW = x_ND[:, None], x_ND.new_zeros(n, 1)
     tokens_NWL = torch.zeros(n, 1, 0, dtype=torch.int64, device=x_ND.device)
     found_NL = torch.zeros(n, len(layers), dtype=torch.int64, device=x_ND.device)
-    for place, (layer, weight) in enumerate(zip(layers, weights)):
+    for place, (layer, codes_KD, weight) in enumerate(zip(layers, codes, weights)):
         book = layer.codebook_of(0)
         width, offers = left_NWD.shape[1], min(beams, book.size)
         flat_MD = layer.project_in(left_NWD.flatten(0, 1))
         flat_MD = F.normalize(flat_MD, dim=1) if book.metric == "cosine" else flat_MD
         if offers == 1:
-            index_MK = book.search(flat_MD)[:, None]
+            index_MK = book.search(flat_MD, codes_KD)[:, None]
         else:
-            index_MK = nearest_k(flat_MD, book.codes, offers, book.metric)
-        codes_MKD = book.codes[index_MK].to(flat_MD.dtype)
+            index_MK = nearest_k(flat_MD, codes_KD, offers, book.metric)
+        codes_MKD = codes_KD[index_MK].to(flat_MD.dtype)
         error_MK = (flat_MD[:, None] - codes_MKD).square().mean(-1)
 
         cost_NC = (cost_NW[:, :, None] + weight * error_MK.view(n, width, offers)).flatten(1)

@@ -169,7 +169,7 @@ class KohonenVQ(Quantizer, HubModule):
         Its value is the error of the choice; its gradient, 2 (c_k w_k - S_k) / (valid * D), comes from the sums and
         counts, which are there already: no gather, whose gradient is slow.
         """
-        if not book.learnable or self._output_moves_codes:
+        if not book.learnable or self.output_moves_codes:
             return None
         loss = choice.error.detach()
         if learns:
@@ -180,7 +180,8 @@ class KohonenVQ(Quantizer, HubModule):
         return self.codebook_weight * loss
 
     @property
-    def _output_moves_codes(self) -> bool:
+    def output_moves_codes(self) -> bool:
+        """Whether codes that are parameters follow the gradient of the output, and not a loss of their own."""
         return self.extras.directional_reparam or not self.extras.route_gradients_to_input
 
     @property

@@ -105,7 +105,6 @@ class ResidualVQ(Layout, Stack, HubModule):
                 layer.codebooks = self.quantizers[0].codebooks
             with self.quantizers[0].accumulate():
                 pass  # makes the buffer that every forward will need, so that no address changes later
-        self._register_load_state_dict_pre_hook(self._fit_projections)
 
     def forward(
         self,
@@ -139,7 +138,10 @@ class ResidualVQ(Layout, Stack, HubModule):
         beams = (self.beam_size if self.training else self.eval_beam_size) if beam_size is None else beam_size
         chosen: Tensor | None = None
         if beams is not None and beams > 1 and started:
-            tokens_NL = beam_search(self.quantizers, z.detach().flatten(0, -2), beams, self.beam_weights, last)
+            recomputes = self.training and not freeze_codebook and in_backward()
+            books = [vq.codebook_of(0) for vq in self.quantizers]
+            codes = [book.remembered()[0] if recomputes else book.codes for book in books]
+            tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
         total, tokens, losses = self._through_layers(z, mask, last, chosen, freeze_codebook, sample_codebook_temp)
         total = reparameterize(z, total, DIVEQ_VARIANCE) if self.diveq and self.training else total
@@ -183,7 +185,7 @@ class ResidualVQ(Layout, Stack, HubModule):
             frozen = shared.freeze_codebook if freeze_codebook is None else freeze_codebook
             if not frozen and not in_backward():
                 learn_from_all(shared, inputs, keeps)
-        if self.diveq:
+        if self.quantizers[0].output_moves_codes:
             return total, tokens, losses
         # Each quantizer hands its output's gradient on to z, less what the ones before took from what they left over.
         # Their sum over what they add up to is what one quantizer's would be.
@@ -247,17 +249,16 @@ class ResidualVQ(Layout, Stack, HubModule):
 
     # Loading
 
-    def _fit_projections(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Layers saved before there was one projection for all have one each: then so has this one, from now on."""
-        key = f"{prefix}layers.0.project_in.weight"
-        if key not in state or not isinstance(self.project_in, nn.Linear):
-            return
-        weight = self.project_in.weight
-        for layer in self.quantizers:
-            layer.dim = self.dim
-            layer.project_in = nn.Linear(self.dim, self.codebook_dim).to(weight)
-            layer.project_out = nn.Linear(self.codebook_dim, self.dim).to(weight)
-        self.project_in, self.project_out = nn.Identity(), nn.Identity()
+        if f"{prefix}layers.0.project_in.weight" in state and isinstance(self.project_in, nn.Linear):
+            weight = self.project_in.weight
+            for layer in self.quantizers:
+                layer.dim = self.dim
+                layer.project_in = nn.Linear(self.dim, self.codebook_dim).to(weight)
+                layer.project_out = nn.Linear(self.codebook_dim, self.dim).to(weight)
+            self.project_in, self.project_out = nn.Identity(), nn.Identity()
+        super()._load_from_state_dict(state, prefix, *rest)
 
 
 def layer_sizes(codebook_size: int | Sequence[int], num_quantizers: int | None) -> tuple[int, ...]:

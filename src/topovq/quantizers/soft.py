@@ -32,9 +32,14 @@ class SoftKohonenVQ(KohonenVQ):
         temperature: Schedule | dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        for name in ("rotation_trick", "learnable_codebook"):
+        for name in ("rotation_trick", "learnable_codebook", "directional_reparam", "stochastic_sample_codes"):
             if options.get(name):
                 raise TypeError(f"SoftKohonenVQ: {name}=True has no meaning: the gradient goes through the softmax")
+        if options.get("orthogonal_reg_weight") or not options.get("route_gradients_to_input", True):
+            raise TypeError(
+                "SoftKohonenVQ: orthogonal_reg_weight and route_gradients_to_input=False are not supported; "
+                "use KohonenVQ"
+            )
         metric = "cosine" if options.get("use_cosine_sim") else options.get("metric", "euclidean")
         if metric != "euclidean":
             raise ValueError(f"SoftKohonenVQ: metric={metric!r} is not supported; it compares squared distances")
@@ -53,6 +58,10 @@ class SoftKohonenVQ(KohonenVQ):
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
         if not self.training:
             return super()._quantize(book, x_ND, keep_N, ask)
+        if ask.chosen is not None or ask.weight is not None:
+            raise TypeError(
+                "SoftKohonenVQ: codes learn by their weights: update_indices and ema_update_weight mean nothing"
+            )
         finite_N = x_ND.detach().isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
         with torch.autocast(x_ND.device.type, enabled=False):
