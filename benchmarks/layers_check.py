@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from topovq import KohonenVQ, Schedule
+from topovq import Grid, KohonenVQ, Schedule
 from topovq.ops.nearest import nearest
 from topovq.ops.quantize import quantize
 
@@ -46,6 +46,8 @@ def check_edges() -> None:
                 torch.manual_seed(cases)
                 codes = torch.randn(k, d) * scale + shift
                 codes[k // 2 :] = codes[: k - k // 2].clone()  # each code twice: the first must win
+                if cases % 2 and k > 32:
+                    codes[3], codes[k // 2] = 1e6 * scale, -1e5 * scale  # two that lie far away
                 x = (torch.randn(d, n) * scale + shift).T.to(dtype)  # not contiguous
                 keep = torch.rand(n) > 0.3
                 if n > 2:
@@ -87,6 +89,9 @@ def check_updates() -> None:
         {"grid": (9, 12), "topology": "hexagonal"},
         {"grid": (33, 40), "wrap": True},
         {"grid": (70, 66), "wrap": (False, True)},
+        {"grid": Grid((17, 20), size=333)},  # the last row of these is partly empty
+        {"grid": Grid((9, 12), topology="hexagonal", size=101)},
+        {"grid": Grid((70, 66), wrap=(False, True), size=4603)},
     ]
     widths: list[dict[str, Any]] = [
         {"neighborhood": "none"},
@@ -101,10 +106,11 @@ def check_updates() -> None:
     ]
     # Large enough for sums to be smoothed through lists of the codes that were chosen
     large: dict[str, Any] = {"grid": (130, 128), "wrap": (True, False), **widths[3]}
-    layers += [large, {**large, "update_empty": False}]
+    layers += [large, {**large, "update_empty": False}, {"grid": Grid((130, 128), size=16_547), **widths[3]}]
     for number, options in enumerate(layers):
         torch.manual_seed(number)
-        size = math.prod(options["grid"]) if isinstance(options["grid"], tuple) else options["grid"]
+        grid = options["grid"]
+        size = grid.size if isinstance(grid, Grid) else math.prod(grid) if isinstance(grid, tuple) else grid
         d = 24 if size < 16_384 else 64
         host = KohonenVQ(d, size, **options).double()
         device = KohonenVQ(d, size, **options)

@@ -40,6 +40,11 @@ def test_neighbors_by_hand() -> None:
     assert near(hexagons, 4) == [1, 2, 3, 5, 7, 8]
     assert near(hexagons, 0) == [1, 3]
     assert near(Grid(1), 0) == []
+    # 0 1 2 3 / 4 5 6 7 / 8 9: nothing below 6 and 7, nothing to the right of 9
+    assert near(Grid((3, 4), size=10), 6) == [2, 5, 7]
+    assert near(Grid((3, 4), size=10), 9) == [5, 8]
+    assert near(Grid((3, 4), size=10, wrap=True), 3) == [0, 2, 7]
+    assert near(Grid((3, 3), topology="hexagonal", size=7), 4) == [1, 2, 3, 5]
 
 
 def test_distances_by_hand() -> None:
@@ -61,6 +66,18 @@ def test_a_drawing_has_each_cell_at_its_place() -> None:
     assert picture.shape == (4, 6, 4)
     assert picture[::2, ::2, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert (picture[..., 3] == 255).all()
+
+
+def test_places_without_a_code_are_blank() -> None:
+    cells = np.full((5, 2, 2, 3), 9, np.uint8)
+    picture = draw(cells, Grid((2, 3), size=5))
+    assert picture.shape == (4, 6, 4)
+    assert picture[::2, ::2, 3].tolist() == [[255, 255, 255], [255, 255, 0]]
+    hexagons = draw(np.full((7, 20, 20, 3), 9, np.uint8), Grid((3, 3), topology="hexagonal", size=7))
+    full = draw(np.full((9, 20, 20, 3), 9, np.uint8), Grid((3, 3), topology="hexagonal"))
+    assert hexagons.shape == full.shape
+    assert (hexagons[45:, 20:, 3] == 0).all()
+    assert (hexagons[:30] == full[:30]).all()
 
 
 def test_hexagons_stand_on_their_tips_and_leave_no_gap_inside() -> None:

@@ -355,6 +355,22 @@ def test_codes_do_not_change_their_places_unnoticed():
     assert "grid_shape" not in state
 
 
+def test_a_map_whose_last_row_is_partly_empty_is_kept_too():
+    state = Codebook(3, Neighborhood("hard", Grid.balanced(11))).state_dict()
+    assert state["grid_shape"].tolist() == [3, 4]
+    assert state["codes"].shape == (11, 3)
+    Codebook(3, Neighborhood("hard", Grid((3, 4), size=11))).load_state_dict(state)
+    with pytest.raises(
+        RuntimeError, match=r"this codebook's is \(2, 6\): build it with grid=Grid\(\(3, 4\), size=11\)"
+    ):
+        Codebook(3, Neighborhood("hard", Grid((2, 6), size=11))).load_state_dict(state)
+    # A codebook without a neighborhood had a line of places where its size has no balanced shape.
+    state["grid_shape"] = torch.tensor([11])
+    book = Codebook(3, Neighborhood("none", Grid.balanced(11)))
+    book.load_state_dict(state)
+    assert torch.equal(book.codes, state["codes"])
+
+
 def test_parameters_are_moved_by_their_optimizer_alone():
     book = Codebook(3, Neighborhood("hard", Grid((2, 3))), learnable=True)
     before = book.codes.detach().clone()

@@ -48,6 +48,14 @@ def test_the_map_shows_every_code_at_its_place() -> None:
     assert torch.equal(torch.from_numpy(picture[4:8, 8:12]), field[0, :, 4:8, 4:8].permute(1, 2, 0))
 
 
+def test_the_map_is_white_where_there_is_no_code() -> None:
+    torch.manual_seed(0)
+    picture = codebook_map(VQVAE(**{**SMALL, "codebook_size": 7}).eval())  # 3 x 3
+    assert picture.shape == (12, 12, 3)
+    assert (picture[8:, 4:] == 255).all()
+    assert (picture[:8] != 255).any()
+
+
 def test_shifting_moves_tokens_on_the_map() -> None:
     torch.manual_seed(0)
     model = VQVAE(**SMALL, quantizer_options={"grid": [2, 4]}).eval()

@@ -435,9 +435,8 @@ def test_fault_13_no_tensor_of_vectors_times_codes(metric):
 # 14. A prime K becomes a K x 1 "2-D" grid; a tuple as grid raises; BCHW input is flattened wrongly; a K x K matrix.
 
 
-def test_fault_14_a_prime_number_of_codes_is_no_map():
-    with pytest.raises(ValueError, match="509 codes make no balanced 2-D grid; nearby sizes that do: 507, 510"):
-        KohonenVQ(8, 509)
+def test_fault_14_a_prime_number_of_codes_is_no_line():
+    assert KohonenVQ(8, 509).grid == Grid((21, 25), size=509)
     assert KohonenVQ(8, 509, grid=509).grid.shape == (509,)  # a line is a choice, not an accident
 
 

@@ -48,12 +48,8 @@ def test_balanced_shapes(size, ndim, shape):
 @pytest.mark.parametrize(
     ("size", "ndim", "nearby"),
     [
-        (509, 2, ("507", "510")),  # 13 x 39 and 17 x 30; 508 = 4 x 127 is no better than a prime
-        (7, 2, ("6", "8")),  # 2 x 3 and 2 x 4
-        (22, 2, ("21", "24")),  # 2 x 11 is too long; 3 x 7, 4 x 6 (23 is a prime)
-        (39, 2, ("36", "40")),  # 3 x 13 is over 4 times as long as wide; 6 x 6 and 5 x 8 (37 is a prime, 38 = 2 x 19)
-        (2, 2, ("1", "4")),
         (11, 3, ("8", "12")),  # 2 x 2 x 2 and 2 x 2 x 3; 9 and 10 have only two factors
+        (13, 3, ("12", "16")),  # 2 x 2 x 3 and 2 x 2 x 4; 14 and 15 have only two factors
     ],
 )
 def test_a_size_that_factors_badly_is_refused_with_sizes_that_work(size, ndim, nearby):
@@ -61,6 +57,44 @@ def test_a_size_that_factors_badly_is_refused_with_sizes_that_work(size, ndim, n
         Grid.balanced(size, ndim)
     assert f"nearby sizes that do: {', '.join(nearby)} (" in str(error.value)
     assert f"grid={size} for a line" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        (2, (1, 2)),
+        (3, (2, 2)),
+        (5, (2, 3)),
+        (7, (3, 3)),  # 2 x 4 has one place less, but is twice as long as wide
+        (11, (3, 4)),
+        (22, (5, 5)),  # 2 x 11 is too long
+        (39, (6, 7)),  # 3 x 13 is over 4 times as long as wide
+        (509, (21, 25)),  # 525 places; 20 x 26 = 520 are 1.3 times as long as wide
+        (8191, (82, 100)),
+        (8196, (82, 100)),
+        (262_147, (490, 535)),
+    ],
+)
+def test_a_size_that_factors_badly_leaves_the_end_of_the_last_row_empty(size, shape):
+    grid = Grid.balanced(size)
+    assert (grid.shape, grid.size, grid.places) == (shape, size, math.prod(shape))
+    assert grid == Grid(shape, size=size)
+
+
+@given(st.integers(1, 20_000))
+def test_every_size_has_a_map(size):
+    grid = Grid.balanced(size)
+    rows, columns = grid.shape
+    assert grid.size == size
+    assert 0 <= grid.places - size < columns
+    if balanced_shape(size, 2) is not None:
+        assert grid.shape == balanced_shape(size, 2)
+        assert grid.places == size
+    else:  # nothing that is as square has fewer places
+        assert rows <= columns <= max(1.25 * rows, rows + 1)
+        for other in range(1, 2 * rows):
+            wide = math.ceil(size / other)
+            assert other * wide >= grid.places or not other <= wide <= 1.25 * other
 
 
 @given(st.integers(1, 3000), st.integers(1, 3))
@@ -108,6 +142,51 @@ def test_index_of_coords():
 def test_index_and_coords_are_inverse(shape):
     grid = Grid(shape)
     assert grid.index(grid.coords()).tolist() == list(range(grid.size))
+
+
+# A last row that is partly empty:
+#     0 1 2 3
+#     4 5 6 7
+#     8 9
+RAGGED = Grid((3, 4), size=10)
+
+
+def test_places_of_a_map_whose_last_row_is_partly_empty():
+    assert (RAGGED.size, RAGGED.places, RAGGED.ndim) == (10, 12, 2)
+    assert RAGGED.full == Grid((3, 4))
+    assert Grid((3, 4)).full == Grid((3, 4)) == Grid((3, 4), size=12)
+    assert RAGGED.coords().tolist() == Grid((3, 4)).coords().tolist()[:10]
+    assert RAGGED.index(RAGGED.coords()).tolist() == list(range(10))
+    assert torch.equal(RAGGED.distance_matrix(), Grid((3, 4)).distance_matrix()[:10, :10])
+    with pytest.raises(ValueError, match=r"the place at coords \[2, 3\] holds no code: the last one is at \[2, 1\]"):
+        RAGGED.index([[2, 1], [2, 3]])
+    with pytest.raises(ValueError, match=r"place 10 is out of range: expected 0 to 9$"):
+        RAGGED.coords(10)
+
+
+def test_a_shift_never_leads_to_an_empty_place():
+    every = torch.arange(10)
+    # Down: columns 2 and 3 end a row earlier. Right: the last row ends at 9.
+    assert RAGGED.shift(every, (1, 0)).tolist() == [4, 5, 6, 7, 8, 9, 6, 7, 8, 9]
+    assert RAGGED.shift(every, (5, 0)).tolist() == [8, 9, 6, 7, 8, 9, 6, 7, 8, 9]
+    assert RAGGED.shift(every, (0, 1)).tolist() == [1, 2, 3, 3, 5, 6, 7, 7, 9, 9]
+    # Over a corner: from 4 to 9, from 5 and 6 to the ends of columns 2 and 3; from the last row to its end.
+    assert RAGGED.shift(every, (1, 1)).tolist() == [5, 6, 7, 7, 9, 6, 7, 7, 9, 9]
+    assert RAGGED.shift(every, (1, -2)).tolist() == [4, 4, 4, 5, 8, 8, 8, 9, 8, 8]
+    assert RAGGED.shift([-1, 9], (0, 2)).tolist() == [-1, 9]
+    # Up from the first row of a ring: columns 2 and 3 have their end one row higher.
+    assert RAGGED.shift(every, (-1, 0), wrap=True).tolist() == [8, 9, 6, 7, 0, 1, 2, 3, 4, 5]
+
+
+@given(st.integers(3, 60), st.data(), st.sampled_from([None, True, False]))
+def test_shifts_of_any_map_lead_to_codes(size, data, wrap):
+    grid = Grid.balanced(size, wrap=data.draw(st.booleans()))
+    offset = data.draw(st.lists(st.integers(-70, 70), min_size=2, max_size=2))
+    there = grid.shift(torch.arange(size), offset, wrap=wrap)
+    assert there.min() >= 0
+    assert there.max() < size
+    straight = grid.full.shift(torch.arange(size), offset, wrap=wrap)
+    assert torch.equal(there[straight < size], straight[straight < size])
 
 
 # Distances
@@ -245,7 +324,37 @@ def test_a_grid_survives_its_description():
     assert repr(grid) == "Grid((4, 3), topology='hexagonal', wrap=(True, False))"
 
 
+def test_a_map_whose_last_row_is_partly_empty_survives_its_description():
+    grid = Grid((3, 4), size=10)
+    assert grid.to_dict() == {"shape": [3, 4], "size": 10, "topology": "rectangular", "wrap": [False, False]}
+    again = Grid.from_dict(grid.to_dict())
+    assert again == grid
+    assert hash(again) == hash(grid)
+    assert grid != Grid((3, 4))
+    assert grid != Grid((3, 4), size=11)
+    assert repr(grid) == "Grid((3, 4), size=10, topology='rectangular', wrap=(False, False))"
+
+
 # Refusals
+
+
+@pytest.mark.parametrize("size", [8, 13, 1])
+def test_a_size_that_does_not_fit_is_refused(size):
+    with pytest.raises(
+        ValueError, match=r"the shape \(3, 4\), whose last row holds from 1 to 4 codes: give 9 to 12"
+    ) as error:
+        Grid((3, 4), size=size)
+    assert f"size={size} does not fit" in str(error.value)
+    assert str(Grid.balanced(size).shape) in str(error.value)
+
+
+def test_only_the_last_of_several_rows_may_be_partly_empty():
+    for shape in (5, (1, 5), (2, 2, 2)):
+        with pytest.raises(ValueError, match=r"size=4 does not fit .* only the last of several rows of a 2-D map"):
+            Grid(shape, size=4)
+    for size in (2.5, True, 0):
+        with pytest.raises(ValueError, match=f"size={size!r} must be an int of at least 1"):
+            Grid((3, 4), size=size)
 
 
 @pytest.mark.parametrize("shape", [0, -3, True, 2.5, "8x8", (), (4, 0), (4, 2.0), (True, 2), None])

@@ -29,6 +29,7 @@ ROOMS = [
     "som",
     "files",
     "convert",
+    "interop",
     "quantizers",
     "saving",
     "metrics",
@@ -41,7 +42,7 @@ ROOMS = [
     "ranks",
 ]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
-CORE = ["ops", "grid", "neighborhood", "codebook", "rules", "quantizers", "convert"]
+CORE = ["ops", "grid", "neighborhood", "codebook", "rules", "quantizers", "interop", "convert"]
 
 
 def room_of(path: Path) -> str:

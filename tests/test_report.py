@@ -30,6 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hexagons": make_run(
             root / "hexagons", model="vqvae2", quantizer_options={"grid": [3, 4], "topology": "hexagonal"}
         ),
+        "eleven": make_run(root / "eleven", codebook_size=11),
     }
 
 
@@ -87,10 +88,11 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
         assert word in text
     assert "tokens of top alone" in text
     assert "3 x 4 hexagonal map" in text
+    assert "of 11 codes occur" in text
     for data in re.findall(r'src="data:image/png;base64,([^"]+)"', text):
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             image.verify()
-    assert len(re.findall("<polyline points", text)) == 3 * 2 + 2  # three charts of two runs, and the legend
+    assert len(re.findall("<polyline points", text)) == 3 * 3 + 3  # three charts of three runs, and the legend
 
 
 def test_hits_are_the_tokens_of_the_images(runs: dict[str, Path]) -> None:

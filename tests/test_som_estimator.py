@@ -55,6 +55,9 @@ def test_the_shape_that_is_chosen():
     x = load_iris().data  # 149 different samples: 5 sqrt(149) = 61, a square of 8 x 8
     assert SelfOrganizingMap(max_iter=1).fit(x).grid_.shape == (8, 8)
     assert SelfOrganizingMap(n_codes=12, max_iter=1).fit(x).grid_.shape == (3, 4)
+    eleven = SelfOrganizingMap(n_codes=11, max_iter=1).fit(x)  # the last place is empty
+    assert eleven.grid_.shape == (3, 4)
+    assert eleven.codes_.shape[0] == eleven.grid_.size == 11
     assert SelfOrganizingMap(7, max_iter=1).fit(x).grid_.shape == (7,)
     assert SelfOrganizingMap((2, 3, 2), max_iter=1).fit(x).codes_.shape == (12, 4)
     assert SelfOrganizingMap(topology="hexagonal", wrap=True, max_iter=1).fit(x[:40]).grid_.shape[0] % 2 == 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from topovq import convert
 from topovq.grid import Grid
+from topovq.interop import export_quantizers, replace_quantizers
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.quantizers import GradientVQ, GroupedResidualVQ, KohonenVQ, Quantized, ResidualVQ, SoftKohonenVQ
 
@@ -26,6 +27,8 @@ __all__ = [
     "SelfOrganizingMap",
     "SoftKohonenVQ",
     "convert",
+    "export_quantizers",
+    "replace_quantizers",
 ]
 __version__ = "0.1.0"
 

@@ -114,8 +114,8 @@ def neighbors(grid: Grid) -> Tensor:
         # On an axis of two places both ways lead to the same one.
         if not any(offset) or any((n == 1 and o) or (n == 2 and o < 0) for n, o in zip(grid.shape, offset)):
             continue
-        there = grid.shift(every, offset, wrap=True)
-        near = (grid.distance(every, there) < 1 + 1e-9) & (there != every)
+        there = grid.full.shift(every, offset, wrap=True)
+        near = (grid.full.distance(every, there) < 1 + 1e-9) & (there != every) & (there < grid.size)
         found.append(torch.where(near, there, -1))
     return torch.stack(found, 1) if found else torch.full((grid.size, 1), -1)
 
@@ -145,7 +145,10 @@ def places(grid: Grid) -> np.ndarray:
 
 
 def draw(cells_Khw3: np.ndarray, grid: Grid) -> np.ndarray:
-    """The map with a picture uint8 [h, w, 3] at each place, [H, W, 4]; hexagons where the grid is hexagonal."""
+    """The map with a picture uint8 [h, w, 3] at each code's place, [H, W, 4]; hexagons where the grid is hexagonal.
+
+    Places without a code are transparent.
+    """
     hexagonal = grid.topology == "hexagonal"
     _, height, width, _ = cells_Khw3.shape
     tall = int(np.ceil(height * 2 / np.sqrt(3))) if hexagonal else height

@@ -94,6 +94,8 @@ class Codebook(nn.Module):
             raise ValueError(f"kmeans_iters={kmeans_iters!r} must be at least 0 (0 starts from vectors of the data)")
         self.neighborhood = neighborhood
         self.metric = metric
+        # Cosine's codes and vectors have length one; a layer whose codes keep their lengths sets this to False.
+        self.unit_length = metric == "cosine"
         self.precision = precision
         self.decay = decay
         self.eps = eps
@@ -110,7 +112,7 @@ class Codebook(nn.Module):
 
         size = neighborhood.grid.size
         codes = torch.randn(size, dim)
-        if metric == "cosine":
+        if self.unit_length:
             codes = F.normalize(codes, dim=1)
         if learnable:
             self.codes = nn.Parameter(codes)
@@ -150,7 +152,7 @@ class Codebook(nn.Module):
         """Put these codes in place, with sums and counts that agree, so that learning goes on from them."""
         if codes_KD.shape != self.codes.shape:
             raise ValueError(f"codes of shape {tuple(codes_KD.shape)} do not fit: expected {tuple(self.codes.shape)}")
-        self.codes.copy_(F.normalize(codes_KD, dim=1) if self.metric == "cosine" else codes_KD)
+        self.codes.copy_(F.normalize(codes_KD, dim=1) if self.unit_length else codes_KD)
         if not self.learnable:
             self.counts.fill_(self.count_init or 1.0)
             self.sums.copy_(self.codes * self.counts[:, None])
@@ -201,7 +203,7 @@ class Codebook(nn.Module):
             eps=self.eps,
             update_empty=self.update_empty,
             carried=self.count_smoothing == "carried",
-            cosine=self.metric == "cosine",
+            cosine=self.unit_length,
         )
 
     @torch.no_grad()
@@ -299,9 +301,10 @@ class Codebook(nn.Module):
         key, shape = f"{prefix}grid_shape", self.neighborhood.grid.shape
         stored = tuple(state[key].tolist()) if key in state else shape  # other libraries know no map
         if stored != shape and self.neighborhood.kind != "none":
+            grid = stored if math.prod(stored) == self.size else f"Grid({stored}, size={self.size})"
             errors.append(
                 f"the codes of {prefix or 'this state'} lie on a map of shape {stored}, this codebook's is {shape}: "
-                f"build it with grid={stored}, or leave {key!r} out of the state to give the codes other places"
+                f"build it with grid={grid}, or leave {key!r} out of the state to give the codes other places"
             )
         state[key] = torch.tensor(shape)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)

@@ -1,7 +1,9 @@
-"""The map that codes live on: a lattice of K places in D dimensions.
+"""The map that codes live on: a lattice of places in D dimensions, K of which hold a code.
 
-Legend: K places, D axes; `index` is the flat place (row-major), `coords` its D lattice coordinates,
+Legend: K codes, D axes; `index` is the flat place (row-major), `coords` its D lattice coordinates,
 `positions` the point in space whose Euclidean distances the neighborhoods use.
+Code k lies at place k. All places hold one, but for the last of a 2-D map whose number of codes has no balanced shape:
+the end of its last row is empty. An empty place gives nothing to its neighbors, takes nothing, and is no code's place.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 TOPOLOGIES = ("rectangular", "hexagonal")
 ROW_HEIGHT = math.sqrt(3) / 2  # of a hexagonal lattice whose neighbors are one unit apart
 LARGEST_ASPECT = 4  # a balanced grid is never longer than this many times its shortest side
+NEAR_SQUARE = 1.25  # ... and one whose last row is partly empty this many times: its shape is free
 
 
 class Grid:
@@ -24,12 +27,22 @@ class Grid:
     shape     an int (a line), or one size per axis: `Grid((16, 32))`; `Grid.balanced(512)` chooses one for you
     topology  "rectangular", or "hexagonal" (2-D: odd rows are half a cell to the right, rows are sqrt(3)/2 apart)
     wrap      open borders (False), a torus (True), or one bool per axis
+    size      number of codes, where the last row of a 2-D shape is partly empty: `Grid((3, 4), size=11)`
     """
 
+    _size: int | None = None  # where not every place holds a code
+
     def __init__(
-        self, shape: int | Sequence[int], *, topology: str = "rectangular", wrap: bool | Sequence[bool] = False
+        self,
+        shape: int | Sequence[int],
+        *,
+        topology: str = "rectangular",
+        wrap: bool | Sequence[bool] = False,
+        size: int | None = None,
     ) -> None:
         self.shape = _checked_shape(shape)
+        if size is not None and size != self.places:
+            self._size = _checked_size(size, self.shape)
         self.topology = topology
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology={topology!r} is unknown; choose one of {', '.join(map(repr, TOPOLOGIES))}")
@@ -53,20 +66,23 @@ class Grid:
     def balanced(
         cls, size: int, ndim: int = 2, *, topology: str = "rectangular", wrap: bool | Sequence[bool] = False
     ) -> Grid:
-        """The grid of `size` places whose `ndim` sides are as equal as they can be: 512 gives (16, 32).
+        """The grid of `size` codes whose `ndim` sides are as equal as they can be: 512 gives (16, 32).
 
-        A size that factors badly (a prime in 2-D, say) is refused with the nearest sizes that work.
+        A size that factors badly (a prime, say) gets in 2-D the nearly square shape with the fewest empty places, at
+        the end of its last row: 509 gives (21, 25). With other `ndim` it is refused with the nearest sizes that work.
         """
         _check_count("size", size)
         _check_count("ndim", ndim)
         shape = balanced_shape(size, ndim)
+        if shape is None and ndim == 2:
+            shape = _ragged_shape(size)
         if shape is None:
             near = _nearby_sizes(size, ndim)
             raise ValueError(
                 f"{size} codes make no balanced {ndim}-D grid; nearby sizes that do: {', '.join(map(str, near))} "
                 f"(or give the shape yourself, such as grid={size} for a line)"
             )
-        return cls(shape, topology=topology, wrap=wrap)
+        return cls(shape, topology=topology, wrap=wrap, size=size)
 
     @property
     def ndim(self) -> int:
@@ -74,16 +90,27 @@ class Grid:
 
     @property
     def size(self) -> int:
+        """The number of codes, K."""
+        return self.places if self._size is None else self._size
+
+    @property
+    def places(self) -> int:
+        """The number of places, at least K: those from K on are empty."""
         return math.prod(self.shape)
 
+    @property
+    def full(self) -> Grid:
+        """This grid with a code at every place."""
+        return self if self._size is None else Grid(self.shape, topology=self.topology, wrap=self.wrap)
+
     def coords(self, indices: Tensor | Sequence[int] | int | None = None) -> Tensor:
-        """Lattice coordinates int64 [..., D] of flat indices [...] (default: of all K places, in order)."""
+        """Lattice coordinates int64 [..., D] of flat indices [...] (default: of all K codes, in order)."""
         indices = torch.arange(self.size) if indices is None else _integers("indices", indices)
         check_range("place", indices, self.size)
         return torch.stack(self._unflatten(indices), -1)
 
     def index(self, coords: Tensor | Sequence[int]) -> Tensor:
-        """Flat indices int64 [...] of lattice coordinates [..., D]; coordinates off the grid are refused."""
+        """Flat indices int64 [...] of lattice coordinates [..., D]; those off the grid or of no code are refused."""
         coords = _integers("coords", coords)
         if coords.shape[-1:] != (self.ndim,):
             raise ValueError(f"coords of shape {tuple(coords.shape)} must end in {self.ndim}, the grid's axes")
@@ -91,7 +118,12 @@ class Grid:
         if off.any():
             bad = coords[off.any(-1)].reshape(-1, self.ndim)[0].tolist()
             raise ValueError(f"coords {bad} lie off the grid of shape {self.shape}")
-        return self._flatten(coords.unbind(-1))
+        index = self._flatten(coords.unbind(-1))
+        if self._size is not None and (index >= self._size).any():
+            bad = coords[index >= self._size].reshape(-1, self.ndim)[0].tolist()
+            last = self.coords(self._size - 1).tolist()
+            raise ValueError(f"the place at coords {bad} holds no code: the last one is at {last}")
+        return index
 
     def positions(self, indices: Tensor | Sequence[int] | int | None = None) -> Tensor:
         """Points float64 [..., D] in the space in which `distance` is Euclidean."""
@@ -133,7 +165,8 @@ class Grid:
         """Move flat indices by `offset` lattice steps (one int for every axis, or one per axis).
 
         Axes that wrap go round, open ones stop at the border; `wrap=True` or `wrap=False` decides for all axes.
-        Negative indices (masked tokens) stay as they are.
+        What would come to an empty place stops at the last code of its column, or of the last row where it was there
+        before. Negative indices (masked tokens) stay as they are.
         """
         steps = tuple(offset) if isinstance(offset, Iterable) else (offset,) * self.ndim
         if len(steps) != self.ndim or not all(isinstance(s, int) for s in steps):
@@ -145,7 +178,12 @@ class Grid:
         for n, goes_round, along, step in zip(self.shape, self.wrap, self._unflatten(places), steps):
             goes_round = goes_round if wrap is None else wrap
             moved.append((along + step) % n if goes_round else (along + step).clamp(0, n - 1))
-        return torch.where(indices < 0, indices, self._flatten(moved))
+        there = self._flatten(moved)
+        if self._size is not None:
+            rows, columns = self.shape
+            border = torch.where(places // columns == rows - 1, self._size - 1, there - columns)
+            there = torch.where(there < self._size, there, border)
+        return torch.where(indices < 0, indices, there)
 
     def _unflatten(self, indices: Tensor) -> list[Tensor]:
         axes = []
@@ -162,20 +200,22 @@ class Grid:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able description: `Grid.from_dict(grid.to_dict()) == grid`."""
-        return {"shape": list(self.shape), "topology": self.topology, "wrap": list(self.wrap)}
+        size = {} if self._size is None else {"size": self._size}
+        return {"shape": list(self.shape), **size, "topology": self.topology, "wrap": list(self.wrap)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Grid:
-        return cls(tuple(data["shape"]), topology=data["topology"], wrap=tuple(data["wrap"]))
+        return cls(tuple(data["shape"]), topology=data["topology"], wrap=tuple(data["wrap"]), size=data.get("size"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Grid) and self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.topology, self.wrap))
+        return hash((self.shape, self.size, self.topology, self.wrap))
 
     def __repr__(self) -> str:
-        return f"Grid({self.shape}, topology={self.topology!r}, wrap={self.wrap})"
+        size = "" if self._size is None else f"size={self._size}, "
+        return f"Grid({self.shape}, {size}topology={self.topology!r}, wrap={self.wrap})"
 
 
 def balanced_shape(size: int, ndim: int) -> tuple[int, ...] | None:
@@ -187,6 +227,19 @@ def balanced_shape(size: int, ndim: int) -> tuple[int, ...] | None:
         return (1,) * (ndim - 1) + (size,)
     best = min(_factorizations(size, ndim, 2), key=lambda sides: sides[-1] / sides[0], default=None)
     return best if best is not None and best[-1] <= LARGEST_ASPECT * best[0] else None
+
+
+def _ragged_shape(size: int) -> tuple[int, int]:
+    """Of all (rows, columns) that are nearly square and whose last row holds a code, that with the fewest places.
+
+    Nearly square are columns of at most NEAR_SQUARE times the rows, or one more than them.
+    """
+    shapes = []
+    for rows in range(1, math.isqrt(size) + 2):
+        columns = max(rows, -(-size // rows))
+        if columns <= max(NEAR_SQUARE * rows, rows + 1) and (rows - 1) * columns < size:
+            shapes.append((rows, columns))
+    return min(shapes, key=lambda shape: (shape[0] * shape[1], shape[1] - shape[0]))
 
 
 def _factorizations(size: int, ndim: int, least: int) -> Iterable[tuple[int, ...]]:
@@ -219,6 +272,24 @@ def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     if not sides or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in sides):
         raise ValueError(f"grid shape {shape!r} must be an int or a tuple of ints, each at least 1, such as (16, 32)")
     return sides
+
+
+def _checked_size(size: object, shape: tuple[int, ...]) -> int:
+    _check_count("size", size)
+    assert isinstance(size, int)
+    if len(shape) != 2 or shape[0] == 1:
+        raise ValueError(
+            f"size={size} does not fit the shape {shape}, which has {math.prod(shape)} places: only the last of "
+            "several rows of a 2-D map may be partly empty"
+        )
+    rows, columns = shape
+    if not (rows - 1) * columns < size <= rows * columns:
+        other = balanced_shape(size, 2) or _ragged_shape(size)
+        raise ValueError(
+            f"size={size} does not fit the shape {shape}, whose last row holds from 1 to {columns} codes: give "
+            f"{(rows - 1) * columns + 1} to {rows * columns}, or other sides, such as {other}"
+        )
+    return size
 
 
 def check_range(what: str, indices: Tensor, size: int, *, masked: bool = False) -> None:

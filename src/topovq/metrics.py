@@ -8,7 +8,7 @@ from torch import Tensor
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
-from topovq.ops.nearest import nearest
+from topovq.ops.nearest import center_of, nearest
 
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
 
@@ -43,7 +43,7 @@ def topographic_error(x_ND: Tensor, codes_KD: Tensor, grid: Grid) -> Tensor:
     """Share of vectors whose two closest codes are not neighbors on the map (see `not_neighbors`)."""
     if len(codes_KD) < 2:
         raise ValueError(f"{len(codes_KD)} codes have no second closest one: expected at least 2")
-    center_D = codes_KD.mean(0)  # cdist works with squares: their rounding grows with the distance from the origin
+    center_D = center_of(codes_KD)  # cdist works with squares: their rounding grows with the distance from the origin
     apart = []
     for x in x_ND.split(max(1, BLOCK // len(codes_KD))):
         distances = torch.cdist(x - center_D, codes_KD - center_D)

@@ -16,8 +16,13 @@ COLORS = {"KSOM": "#1b7a5a", "EMA-VQ": "#c2571a"}  # of the two methods, in ever
 
 
 def codebook_map(model: Tokenizer, level: int = 0) -> np.ndarray:
-    """Every code decoded, at its place on the map: uint8 [rows * s, columns * s, 3], s pixels a token."""
-    return map_picture(model, charts(model), level)[..., :3]
+    """Every code decoded, at its place on the map: uint8 [rows * s, columns * s, 3], s pixels a token.
+
+    Where there is no code it is white.
+    """
+    picture = map_picture(model, charts(model), level)
+    picture[picture[..., 3] == 0] = 255
+    return picture[..., :3]
 
 
 def moved(model: Tokenizer, tokens: Tokens, offset: int | Sequence[int], levels: Sequence[int] | None = None) -> Tokens:

@@ -221,6 +221,8 @@ def test_paths_by_hand(client: TestClient) -> None:
     assert line(Grid(9, wrap=True), 1, 7) == [1, 0, 8, 7]
     assert line(Grid(5), 3, 3) == [3]
     assert len(line(Grid(1000), 0, 999)) == MOST_STOPS
+    # 0 1 2 3 / 4 5 6 7 / 8: from 8 to 7 the straight way would lead over the empty place beside 8
+    assert line(Grid((3, 4), size=9), 8, 7) == [8, 5, 6, 7]
     answer = client.get("/api/path", params={"map": 1, "start": 0, "end": 5}).json()
     assert answer["codes"] == [0, 1, 2, 3, 4, 5]
     assert pixels(answer["image"]).shape == (24, 6 * 24 + 5, 4)
@@ -242,6 +244,20 @@ def test_one_level_and_a_line_of_codes(tmp_path: Path) -> None:
     encoded = client.post("/api/encode", json={"set": "samples", "index": 0}).json()
     moved = client.post("/api/shift", json={"tokens": encoded["tokens"], "offsets": [[3]]}).json()
     assert np.array_equal(np.array(moved["tokens"]), (np.array(encoded["tokens"]) + 3) % 11)
+
+
+def test_a_map_whose_last_row_is_partly_empty(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "eleven", codebook_size=11, quantizer_options={"kmeans_init": True})
+    client = TestClient(create_app([study(run, limit=4)]))
+    view = client.get("/api/map").json()
+    assert (view["map"]["codes"], view["map"]["grid"]["shape"]) == (11, [3, 4])
+    assert len(view["places"]) == len(view["hits"]) == len(view["distances"]) == 11
+    assert view["places"][-1] == [2, 2]
+    encoded = client.post("/api/encode", json={"set": "samples", "index": 0}).json()
+    moved = client.post("/api/shift", json={"tokens": encoded["tokens"], "offsets": [[9, 9]]}).json()
+    last_row = np.array(encoded["tokens"]) >= 8
+    assert np.array_equal(np.array(moved["tokens"]), np.where(last_row, 10, 7))
+    assert client.get("/api/path", params={"start": 10, "end": 7}).json()["codes"] == [10, 7]
 
 
 def test_ten_clients_are_all_served_and_memory_stays_flat(server: tuple[str, int]) -> None:

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topovq.ops import nearest as module
-from topovq.ops.nearest import METRICS, nearest, nearest_reference
+from topovq.ops.nearest import METRICS, center_of, nearest, nearest_reference, sample_of
 
 NAN, INF = float("nan"), float("inf")
 
 
 def scores(x: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor:
-    """What the closest code minimizes, N x K, in float64 and relative to the mean code."""
+    """What the closest code minimizes, N x K, in float64."""
     x, codes = x.double(), codes.double()
     if metric == "euclidean":
         return ((x[:, None] - codes[None]) ** 2).sum(-1) / 2
@@ -23,16 +23,17 @@ def assert_closest(index: torch.Tensor, x: torch.Tensor, codes: torch.Tensor, me
     """The code chosen is the closest, to within the rounding of a float32 product of this many terms.
 
     For Euclidean distances that rounding is relative to the spread of the codes and the vector's distance from them,
-    not to the distance of all of them from the origin.
+    not to the distance of all of them from the origin, and not to codes far away from the others.
     """
     assert index.dtype == torch.int64
     assert index.shape == x.shape[:1]
     assert ((index >= 0) & (index < len(codes))).all()
     score = scores(x, codes, metric)
     excess = score.gather(1, index[:, None])[:, 0] - score.amin(1)
-    center = codes.double().mean(0) if metric == "euclidean" else 0
+    center = codes.double().median(0).values if metric == "euclidean" else 0
     reach = (x.double() - center).norm(dim=1)
-    far = 1.0 if metric == "cosine" else (codes.double() - center).norm(dim=1).max()
+    size = (codes.double() - center).norm(dim=1)
+    far = 1.0 if metric == "cosine" else size[size <= 20 * size.median()].max()
     rounding = 2 * (x.shape[1] + 3) * 2**-24 * (reach * far + (far**2 / 2 if metric == "euclidean" else 0))
     assert (excess <= rounding).all(), (excess - rounding).max()
 
@@ -52,7 +53,7 @@ def test_by_hand():
 
 
 def test_the_lowest_index_wins_a_tie():
-    codes = torch.tensor([[3.0], [1.0], [-1.0], [1.0]])  # their mean is 1: nothing is rounded
+    codes = torch.tensor([[3.0], [1.0], [-1.0], [1.0]])  # small integers: nothing is rounded
     assert nearest(torch.tensor([[0.0], [2.0], [1.5]]), codes).tolist() == [1, 0, 1]
 
 
@@ -90,6 +91,46 @@ def test_scales(scale, metric):
 def test_vectors_far_from_the_origin(shift):
     x, codes = torch.randn(200, 16) + shift, torch.randn(100, 16) + shift
     assert_closest(nearest(x, codes), x, codes)
+
+
+FAR = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8]
+
+
+def strewn(far: float, shift: float, codes: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Codes of which some lie `far` from the others: one, every eighth at one place, three quarters all over."""
+    generator = torch.Generator().manual_seed(0)
+    one, eighth, most = codes.clone(), codes.clone(), codes.clone()
+    one[0] = far
+    eighth[::8] = -far
+    if not shift:  # beside so many there is no center: what is far from the origin as well keeps no digits
+        most[16:] = far * torch.randn(most[16:].shape, generator=generator)
+    return {"one": one, "eighth": eighth, "most": most}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0.0, 300.0])
+@pytest.mark.parametrize("far", FAR)
+def test_codes_far_away_from_the_others_cost_them_nothing(far, shift, dtype):
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.randn(256, 16, generator=generator) + shift).to(dtype)
+    codes = torch.randn(64, 16, generator=generator) + shift
+    for which, strewn_codes in strewn(far, shift, codes).items():
+        expected = nearest_reference(x.double(), strewn_codes.double())
+        assert (nearest(x, strewn_codes) != expected).sum() <= (0 if shift == 0 else 1), which
+        assert_closest(nearest(x, strewn_codes), x, strewn_codes)
+
+
+def test_the_center_is_among_the_codes_or_the_origin():
+    codes = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))
+    assert not center_of(codes).any()
+    shifted = codes + 100
+    assert (center_of(shifted) - 100).abs().max() < 5
+    shifted[::3] = 1e6  # a third of the codes, at regular distances
+    assert (center_of(shifted) - 100).abs().max() < 5 or not center_of(shifted).any()
+    codes[::2] = 1e6  # half of them
+    assert not center_of(codes).any()
+    assert torch.equal(center_of(torch.full((1, 3), 7.0)), torch.full((3,), 7.0))
+    assert len(set(sample_of(40, torch.device("cpu")).tolist())) == 32
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -34,6 +34,12 @@ GRIDS = [
     Grid((2, 2), topology="hexagonal", wrap=True),
     Grid((5, 4), topology="hexagonal", wrap=(False, True)),
     Grid((4, 5), topology="hexagonal", wrap=(True, False)),
+    Grid((2, 2), size=3),
+    Grid((5, 6), size=25),
+    Grid((5, 6), size=29),
+    Grid((4, 5), wrap=True, size=17),
+    Grid((5, 4), topology="hexagonal", size=17),
+    Grid((6, 5), topology="hexagonal", wrap=True, size=28),
 ]
 SHAPES = [
     ("hard", {}),
@@ -118,6 +124,19 @@ def test_a_square_by_hand(monkeypatch, kind, name, near, across):
     torch.testing.assert_close(sums, weights[:, None] * torch.tensor([10.0, 20.0]), rtol=1e-6, atol=0)
 
 
+# Three codes on 2 x 2 places, the last of which is empty:
+#     0 1     A = [1 .5 .5; .5 1 .5; .5 .5 1] for hard at t = 10: all three touch, code 1 and 2 over the corner
+#     2 -     S = 2, 4, 8   c = 1, 1, 1   A^T S = 2 + 2 + 4, 1 + 4 + 4, 1 + 2 + 8   A^T c = 2, 2, 2
+@pytest.mark.parametrize("name", METHODS_OF["hard"])
+def test_an_empty_place_gives_and_takes_nothing(monkeypatch, name):
+    grid = Grid((2, 2), size=3)
+    kernel = kernel_of("hard", grid, 10)
+    force(monkeypatch, name, grid, kernel)
+    sums, counts = smooth(torch.tensor([[2.0], [4.0], [8.0]]), torch.ones(3), grid, kernel)
+    assert sums.flatten().tolist() == pytest.approx([8, 9, 11], abs=1e-6)
+    assert counts.tolist() == pytest.approx([2, 2, 2], abs=1e-6)
+
+
 def test_none_changes_nothing():
     grid = Grid((3, 4))
     sums, counts = some_stats(12)
@@ -199,6 +218,8 @@ LARGE = [
     Grid((60, 70), wrap=True),
     Grid((61, 40), topology="hexagonal"),
     Grid((60, 41), topology="hexagonal", wrap=True),
+    Grid.balanced(4201),
+    Grid.balanced(4201, topology="hexagonal"),
 ]
 
 

@@ -72,20 +72,23 @@ for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", Fa
         how |= {"BLOCK_C": tile.block_c, "BLOCK_J": tile.block_j, **ones}
         how |= {"D": 1 if wrap else 64, "LISTED": schedule in ("given", "exponential")}
         how["LEAD"] = {"harmonic": "open", "given": "ring"}.get(schedule, "whole")
+        how["FULL"] = schedule in ("given", "linear")
         build(triton_smooth._points_kernel, {**how, "BLOCK_I": tile.block_u}, step_ptr=step)
         how |= {"NEAR": triton_smooth.NEAR, "LONG": tile is triton_smooth.LARGE, "BUT_NARROW": schedule != "given"}
         build(triton_smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
     how = {**course("gaussian", schedule), "WIDE": triton_smooth.WIDE, "LISTS": True, "BLOCK": 512, "after": 1}
+    how["FULL"] = wrap
     build(triton_smooth._begin_kernel, how, width_ptr="*fp64", step_ptr=step)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False),
     ("gaussian", "exponential", False),
 ):
     lattice = {"WRAP0": False, "WRAP1": hexagonal, "WRAP2": not hexagonal, "HEXAGONAL": hexagonal, "n0": 1}
+    full = {"FULL": schedule != "exponential", **lattice}
     unused = {"steps_ptr": "*fp32", "lengths_ptr": "*fp32"} if kind == "none" else {}
-    build(triton_update._counts_kernel, {**course(kind, schedule), **lattice, "BLOCK": triton_update.COUNTS}, **unused)
+    build(triton_update._counts_kernel, {**course(kind, schedule), **full, "BLOCK": triton_update.COUNTS}, **unused)
     rule = {"KIND": kind, "UPDATE_EMPTY": not hexagonal, "CARRIED": True, "COSINE": False}
-    build(triton_update._codes_kernel, {**rule, **lattice, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
+    build(triton_update._codes_kernel, {**rule, **full, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
     blocks = {"BLOCK_I": triton_dense.BLOCK_I, "BLOCK_J": triton_dense.BLOCK_J, "BLOCK_D": 64}
     dense = {"none": "exponential"}.get(kind, kind)
     build(triton_dense._dense_kernel, {**course(dense, schedule), **lattice, **blocks})

@@ -110,6 +110,32 @@ def test_nearest_far_from_the_origin():
     assert_as_good_as_plain(noise(40, 9) + 1e4, noise(70, 9, seed=1) + 1e4)
 
 
+HALVES = torch.float16, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("k", "d", "far", "dtype"),
+    [
+        *((64, 16, far, torch.float32) for far in (1e3, 1e4, 1e5, 1e6, 1e7, 1e8)),
+        *((64, 16, far, dtype) for far in (1e3, 1e8) for dtype in HALVES),
+        (2100, 8, 1e5, torch.float32),
+        (40, 300, 1e5, torch.float32),
+        (40, 300, 1e5, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+def test_codes_far_away_from_the_others_cost_them_nothing(k, d, far, dtype, shift):
+    x, codes = (noise(30, d) + shift).to(dtype), noise(k, d, seed=1) + shift
+    one, eighth, most = codes.clone(), codes.clone(), codes.clone()
+    one[0] = far
+    eighth[::8] = -far
+    most[k // 4 :] = far * noise(k - k // 4, d)
+    # Beside so many there is no center, and what lies far from the origin as well keeps no more digits than there.
+    for strewn in (one, eighth, most) if shift == 0 else (one, eighth):
+        expected = torch.cdist(x.double(), strewn.double(), compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+        assert torch.equal(kernel_nearest(x, strewn), expected)
+
+
 def test_nearest_of_nothing():
     index = kernel_nearest(torch.zeros(0, 5), noise(7, 5))
     assert index.shape == (0,)

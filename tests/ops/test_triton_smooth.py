@@ -90,7 +90,16 @@ def test_smooth_with_large_tiles(monkeypatch, grid):
             assert got.double().sub(true).abs().max() <= 1e-6 * true.abs().max()
 
 
-WIDE_GRIDS = [Grid(130), Grid(129, wrap=True), Grid(64), Grid((70, 3), wrap=True), Grid((2, 65)), Grid((200, 2))]
+WIDE_GRIDS = [
+    Grid(130),
+    Grid(129, wrap=True),
+    Grid(64),
+    Grid((70, 3), wrap=True),
+    Grid((2, 65)),
+    Grid((200, 2)),
+    Grid((70, 3), size=208),
+    Grid((3, 70), size=171),
+]
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small tiles", "large tiles"])
@@ -121,6 +130,8 @@ def test_wide_gaussians_over_points(monkeypatch, grid, width, large):
         (Grid((79, 64), wrap=(True, False)), module.WIDE),
         (Grid((64, 78), wrap=(False, True)), 12.0),  # too wide for the ring
         (Grid((64, 2, 65)), 9.3),
+        (Grid((66, 70), size=4561), 9.3),
+        (Grid((64, 66), wrap=(False, True), size=4161), module.WIDE),
     ],
     ids=str,
 )
@@ -149,6 +160,11 @@ def test_wide_gaussians_over_the_points_of_two_axes(monkeypatch, grid, width):
         (Grid((2, 65)), 9.3, 0.3, 16),
         (Grid((30, 20)), 9.3, 0.1, 16),  # wide, but no axis is long
         (Grid((30, 20)), 3.0, 0.0, 16),
+        (Grid((40, 9), size=353), 0.7, 0.3, 16),
+        (Grid((40, 9), wrap=True, size=353), 50.0, 1.0, 32),
+        (Grid((66, 64), size=4161), 9.3, 0.02, 16),
+        (Grid((40, 9), size=353), 3.0, 0.3, 16),
+        (Grid((3, 70), size=171), 30.0, 1.0, 16),
     ],
     ids=str,
 )
@@ -175,6 +191,20 @@ def test_what_no_vector_chose_is_not_read(monkeypatch, width):
     sums = torch.where(counts[:, None] > 0, 1.0, torch.nan).expand(-1, SMALL.block_c).contiguous()
     course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(width, width, 5)).course
     smoothed, same = smooth_triton(sums.to(DEVICE), counts.to(DEVICE), grid, course, torch.tensor(2).to(DEVICE))
+    torch.testing.assert_close(smoothed, same[:, None].expand_as(smoothed))
+
+
+@pytest.mark.parametrize(("width", "many"), [(0.7, 10**9), (3.0, 10**9), (9.0, 10**9), (3.0, 0), (9.0, 0)])
+def test_what_lies_behind_the_last_code_is_not_read(monkeypatch, width, many):
+    monkeypatch.setattr(module, "MANY", many)
+    grid = Grid((3, 66), size=140)
+    memory = torch.full((grid.places, SMALL.block_c + 1), torch.nan, device=DEVICE)
+    memory[: grid.size] = 1
+    sums, counts = memory[:, 1:].contiguous()[: grid.size], memory[:, 0].contiguous()[: grid.size]
+    course = Neighborhood("gaussian", grid, schedule=Schedule.exponential(width, width, 5)).course
+    smoothed, same = smooth_triton(sums, counts, grid, course, torch.tensor(2).to(DEVICE))
+    assert smoothed.shape == sums.shape
+    assert same.isfinite().all()
     torch.testing.assert_close(smoothed, same[:, None].expand_as(smoothed))
 
 

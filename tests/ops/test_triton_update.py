@@ -77,6 +77,12 @@ def assert_update_as_good_as_plain(grid: Grid, course: Course, d: int = 4, **cha
         Grid((2, 2), topology="hexagonal", wrap=True),
         Grid((5, 4), topology="hexagonal", wrap=(False, True)),
         Grid((33, 32)),  # more codes than one program counts
+        Grid((2, 2), size=3),
+        Grid((5, 6), size=25),
+        Grid((5, 6), wrap=True, size=28),
+        Grid((5, 4), topology="hexagonal", size=17),
+        Grid((6, 5), topology="hexagonal", wrap=True, size=27),
+        Grid((33, 32), size=1033),
     ],
     ids=str,
 )
@@ -96,7 +102,11 @@ def test_update_with_the_largest_window():
 @pytest.mark.parametrize(
     "schedule", [Schedule.harmonic(0.1), Schedule.linear(3, 0.2, 10), Schedule.exponential(9, 0.3, 8)], ids=str
 )
-@pytest.mark.parametrize("grid", [Grid(1), Grid(19), Grid((7, 18), wrap=(True, False)), Grid((3, 4, 5))], ids=str)
+@pytest.mark.parametrize(
+    "grid",
+    [Grid(1), Grid(19), Grid((7, 18), wrap=(True, False)), Grid((3, 4, 5)), Grid((7, 18), size=113)],
+    ids=str,
+)
 @pytest.mark.parametrize("many", [1, 1000])
 def test_update_with_a_gaussian(grid, schedule, many, monkeypatch):
     monkeypatch.setattr("topovq.ops.triton_smooth.MANY", many)  # codes, from which on the width is computed first
@@ -125,7 +135,12 @@ def test_update_with_statistics_that_are_smoothed_before(kind):
 @pytest.mark.parametrize("kind", ["hard", "gaussian", "exponential"])
 @pytest.mark.parametrize(
     "grid",
-    [*GRIDS, Grid((5, 7), topology="hexagonal"), Grid((6, 4), topology="hexagonal", wrap=True)],
+    [
+        *GRIDS,
+        Grid((5, 7), topology="hexagonal"),
+        Grid((6, 4), topology="hexagonal", wrap=True),
+        Grid((6, 7), topology="hexagonal", size=37),
+    ],
     ids=str,
 )
 def test_any_neighborhood_over_a_small_grid(grid, kind):

@@ -27,6 +27,19 @@ def test_the_operation_keeps_to_its_schema(kind):
     torch.library.opcheck(torch.ops.topovq.update.default, arguments)
 
 
+@pytest.mark.parametrize("kind", NEIGHBORHOODS)
+def test_the_operation_knows_a_last_row_that_is_partly_empty(kind):
+    grid = Grid((3, 5), size=12)
+    course = Neighborhood(kind, grid).course
+    numbers = (course.kind, course.schedule, course.tau, course.start, course.end, course.steps)
+    arguments = (*state(), [3, 5], [False, False], "rectangular", *numbers, *RULE.values())
+    torch.library.opcheck(torch.ops.topovq.update.default, arguments)
+    moved, expected = state(), state()
+    torch.ops.topovq.update.default(*moved, *arguments[8:])
+    update(*expected, grid, course, **RULE)
+    assert all(torch.equal(a, b) for a, b in zip(moved, expected))
+
+
 def test_the_weights_are_those_of_the_step():
     # At step 5 of 10 the width is 4 * (1/4)^(1/2) = 2; a step later the codes learn with another one.
     neighborhood = Neighborhood("gaussian", Grid((3, 4)), schedule=Schedule.exponential(4, 1, 10))

@@ -13,12 +13,15 @@ VARIANTS = {
     "gaussian": lambda: KohonenVQ(8, 64, neighborhood="gaussian", count_smoothing="copy"),
     "fft": lambda: KohonenVQ(8, 1089, neighborhood="exponential"),
     "hexagonal": lambda: KohonenVQ(8, 64, topology="hexagonal"),
+    "partly empty": lambda: KohonenVQ(8, 61),
+    "hexagonal, partly empty": lambda: KohonenVQ(8, 61, topology="hexagonal", neighborhood="hard"),
     "revival": lambda: KohonenVQ(8, 64, threshold_ema_dead_code=0.1),
     "heads": lambda: KohonenVQ(
         8, 64, heads=2, codebook_dim=3, separate_codebook_per_head=True, rotation_trick=True
     ),
     "cosine": lambda: KohonenVQ(8, 64, use_cosine_sim=True),
     "gradient": lambda: GradientVQ(8, 64, neighborhood="hard"),
+    "gradient, partly empty": lambda: GradientVQ(8, 61, neighborhood="gaussian", neighbor_weight=0.1),
     "soft": lambda: SoftKohonenVQ(8, 64),
     "residual": lambda: ResidualVQ(8, 64, num_quantizers=2),
     "beams": lambda: ResidualVQ(8, 64, num_quantizers=3, codebook_dim=4, beam_size=2, quantize_dropout=True),

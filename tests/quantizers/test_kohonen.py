@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topovq import KohonenVQ
+from topovq.metrics import topographic_error
 
 LAYOUTS = [
     ({}, (2, 7, 6), (2, 7)),
@@ -252,3 +253,18 @@ def test_freezing_all_or_some():
     before = frozen.codebook.clone()
     frozen(x)
     assert torch.equal(frozen.codebook, before)
+
+
+@pytest.mark.parametrize("topology", ["rectangular", "hexagonal"])
+def test_a_prime_number_of_codes_fills_its_map(topology):
+    torch.manual_seed(0)
+    vq = KohonenVQ(2, 61, topology=topology)
+    assert vq.grid.shape == (8, 8)
+    for _ in range(200):
+        vq(torch.randn(1000, 2))
+    vq.eval()
+    x = torch.randn(5000, 2)
+    assert vq(x).indices.unique().numel() == 61
+    # Ordered up to the end of the last row: codes there lie where their neighbors do.
+    assert topographic_error(x, vq.codebook, vq.grid) < 0.1
+    assert topographic_error(x, vq.codebook[torch.randperm(61)], vq.grid) > 0.5

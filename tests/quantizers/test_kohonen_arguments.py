@@ -13,7 +13,19 @@ def test_codes_on_the_map():
     assert vq.coords(torch.tensor([[0, 7], [23, -1]])).tolist() == [[[0, 0], [1, 1]], [[3, 5], [-1, -1]]]
     assert KohonenVQ(4, 512).grid.shape == (16, 32)
     assert KohonenVQ(4, 9, grid=[3, 3], topology="hexagonal").grid.topology == "hexagonal"
-    assert KohonenVQ(4, 7, neighborhood="none").grid.shape == (7,), "without a neighborhood any size will do"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 509, 8191, 8196])
+@pytest.mark.parametrize("options", [{}, {"steps": 100}, {"neighborhood": "hard"}, {"neighborhood": "none"}], ids=str)
+def test_any_number_of_codes_has_a_map(size, options):
+    vq = KohonenVQ(2, size, **options)
+    assert vq.grid == Grid.balanced(size)
+    assert vq.codebook.shape == (size, 2)
+    quantized, indices, loss = vq(torch.randn(50, 2))
+    assert quantized.isfinite().all()
+    assert loss.isfinite()
+    assert vq.codebook.isfinite().all()
+    assert vq.coords(indices).shape == (50, 2)
 
 
 def setting(vq: KohonenVQ) -> tuple[str, Schedule, float | None]:
@@ -75,8 +87,9 @@ def test_setting_the_codebook_lasts():
 
 BAD_ARGUMENTS = [
     ({"codebook_size": 0}, r"codebook_size=0"),
-    ({"codebook_size": 13}, r"13 codes.*12, 14"),
     ({"codebook_size": 16, "grid": (3, 5)}, r"holds 15 codes, but codebook_size=16"),
+    ({"codebook_size": 16, "grid": (3, 6)}, r"holds 18 codes, but codebook_size=16; .* give a Grid with size=16"),
+    ({"codebook_size": 16, "grid": Grid((3, 6), size=17)}, r"holds 17 codes, but codebook_size=16"),
     ({"codebook_size": 16, "tau": -0.1}, r"tau=-0.1"),
     ({"codebook_size": 16, "neighborhood": "square"}, r"'square'.*'hard'"),
     ({"codebook_size": 16, "topology": "round"}, r"'round'.*'hexagonal'"),

@@ -10,6 +10,8 @@ from topovq import GradientVQ, Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohone
 
 LAYERS = {
     "grid": lambda: KohonenVQ(4, 24, grid=Grid((4, 6), topology="hexagonal", wrap=(True, False)), tau=0.5),
+    "partly empty": lambda: KohonenVQ(4, 23),
+    "hexagons, partly empty": lambda: KohonenVQ(4, 23, grid=Grid((4, 6), topology="hexagonal", size=23)),
     "tuple": lambda: KohonenVQ(4, 24, grid=(4, 6), codebook_dim=3, heads=2, separate_codebook_per_head=True),
     "schedule": lambda: KohonenVQ(4, 16, neighborhood="gaussian", schedule=Schedule.exponential(3, 0.3, 100)),
     "steps": lambda: KohonenVQ(4, 1024, steps=8),  # saved while its width falls

@@ -26,7 +26,7 @@ from topovq.models import VQVAE, VQVAE2
 from topovq.pictures import COLORS, moved
 from topovq.studies.canvas import Panel, plate, save, shrink
 from topovq.studies.figure_curves import Look, curve, draw_losses, draw_perplexities
-from topovq.studies.figure_maps import draw_maps2, use_picture
+from topovq.studies.figure_maps import draw_maps2, draw_scale_map, use_picture
 from topovq.studies.figure_neighborhoods import weights
 from topovq.studies.figure_parts import QUICK_SIZE, panels
 from topovq.studies.figure_runs import Images, Search
@@ -380,6 +380,17 @@ def test_a_model_that_is_missing_is_named(small_runs: Path, tmp_path: Path) -> N
 def test_maps2_wants_two_levels() -> None:
     with pytest.raises(ValueError, match="KSOM has 1 maps; expected the two"):
         draw_maps2({"KSOM": VQVAE(**SMALL).eval()}, "")
+
+
+def test_maps_with_empty_places_are_drawn_too() -> None:
+    torch.manual_seed(0)
+    sizes = {**SMALL, "codebook_size": 7}  # 3 x 3, the last two of which are empty
+    figure = draw_scale_map({"KSOM": VQVAE(**sizes).eval()}, {"KSOM": torch.arange(7)}, "")
+    decoded, use = (axes.images[0].get_array() for axes in figure.axes)
+    assert (decoded[8:, 4:] == 255).all()
+    assert use.shape == (3, 3, 4)
+    assert use[..., 3].tolist() == [[255] * 3, [255] * 3, [255, 0, 0]]
+    assert len(draw_maps2({"KSOM": VQVAE2(**sizes).eval()}, "").axes) == 6
 
 
 def test_images_are_of_every_part_of_a_data_set() -> None:

@@ -34,6 +34,7 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
     ("change", "options"),
     [
         ({}, open_for(700)),
+        ({"codebook_size": 509}, open_for(700, 509)),
         ({"quantizer": "soft"}, open_for(700)),
         ({"quantizer": "residual"}, open_for(700)),
         ({"quantizer_options": {"decay": 0.9}}, {**open_for(700), "decay": 0.9}),

@@ -22,4 +22,6 @@ def line(grid: Grid, start: int, end: int) -> list[int]:
     stops = min(int(delta.abs().max()) + 1, MOST_STOPS)
     share = torch.linspace(0, 1, stops, dtype=torch.float64)[:, None]
     coords = torch.round(a + share * delta).long() % torch.tensor(grid.shape)
-    return grid.index(coords).tolist()
+    stops_N = grid.full.index(coords)
+    # Where the last row is empty the way goes through the one before.
+    return torch.where(stops_N < grid.size, stops_N, stops_N - grid.shape[-1]).tolist()

@@ -6,8 +6,9 @@ Legend: N vectors, K codes, D dimensions.
     cosine     argmax_k x . w_k / |w_k|
 The lowest index wins a tie. A vector with NaN or infinity still gets a valid index.
 
-Euclidean distances are compared as |w|^2/2 - x.w after both are moved by the mean code: distances do not change under
-translation, and the rounding error then scales with the spread of the codes instead of their distance from the origin.
+Euclidean distances are compared as |w|^2/2 - x.w after both are moved by a center among the codes (`center_of`):
+distances do not change under translation, and the rounding error then scales with the spread of the codes instead of
+their distance from the origin. A few codes far away from the others do not move the center.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ METRICS = ("euclidean", "dot", "cosine")
 PRECISIONS = ("exact", "fast")
 ROWS = 1024  # vectors per block on the CPU
 COLUMNS = 48  # codes in a block are a multiple of this, which the tiles of matrix products (float32, float64) divide
+SAMPLE = 32  # codes among which the center is sought
+SPREAD = 2_654_435_761  # a prime beyond any number of codes: its multiples, modulo that number, are all different
+GOLDEN = 0.618034  # its multiples, modulo 1, are spread evenly and never repeat
 BLOCK = 2**22  # scores per block on the CPU: 16 MiB of float32
 
 
@@ -63,6 +67,30 @@ def nearest_reference(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean")
     return score_NK.argmin(1)
 
 
+def center_of(codes_KD: Tensor) -> Tensor:
+    """A point [D] that most codes are near to, seen from the origin; the origin itself where there is none.
+
+    Of some codes (`sample_of`) it is the one in the middle along one direction, so codes far away from the others do
+    not move it. It is taken where three quarters of them are nearer to it than half its length; elsewhere moving the
+    codes would gain no digits, and where most codes are strewn far and wide it could cost all of them.
+    """
+    some_SD = codes_KD[sample_of(len(codes_KD), codes_KD.device)]
+    along_S = some_SD @ projection(codes_KD.shape[1], codes_KD)
+    middle_D = some_SD[along_S.argsort()[len(some_SD) // 2]]
+    near_S = (some_SD - middle_D).square().sum(1) < middle_D.square().sum() / 4
+    return torch.where(4 * near_S.sum() >= 3 * len(some_SD), middle_D, 0)
+
+
+def sample_of(size: int, device: torch.device) -> Tensor:
+    """Up to SAMPLE different rows of `size`, int64, at no regular distance: what is every so many rows is not all."""
+    return torch.arange(min(SAMPLE, size), device=device) * SPREAD % size
+
+
+def projection(dim: int, like: Tensor) -> Tensor:
+    """The direction [D] along which codes are sorted: weights of 0.5 to 1.5 that no pattern of codes will cancel."""
+    return (torch.arange(dim, dtype=like.dtype, device=like.device) * GOLDEN) % 1 + 0.5
+
+
 def search_terms(codes_KD: Tensor, metric: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """(center [D], w [K, D], bias [K]) such that the closest code minimizes bias_k - (x - center) . w_k."""
     codes_KD = codes_KD.to(dtype)
@@ -71,7 +99,7 @@ def search_terms(codes_KD: Tensor, metric: str, dtype: torch.dtype) -> tuple[Ten
     if metric == "cosine":
         codes_KD = torch.nn.functional.normalize(codes_KD, dim=1)
     elif metric == "euclidean":
-        center_D = codes_KD.mean(0)
+        center_D = center_of(codes_KD)
         codes_KD = codes_KD - center_D
         bias_K = codes_KD.square().sum(1) / 2
     return center_D, codes_KD, bias_K

@@ -1,7 +1,8 @@
 """smooth: statistics of each code blended with those of its neighbors on the map, A^T S and A^T c, without A.
 
-Legend: K = n_1 x ... x n_D places; S [K, D] sums, c [K] counts, stacked as C = D + 1 columns of a field [n_1, ..., C];
-A_jk = strength * kernel(dist / width), A_kk = 1.
+Legend: K codes on n_1 x ... x n_D places; S [K, D] sums, c [K] counts, stacked as C = D + 1 columns of a field
+[n_1, ..., C]; A_jk = strength * kernel(dist / width), A_kk = 1. Places without a code are zeros of the field, so that
+they give nothing; what they would receive is cut off.
 
 Four ways, each for what it does best; `method` chooses from the shapes alone, never from a value on the device:
     box        shifted copies added up: `hard` with a small radius (the paper's 3 x 3 window)
@@ -69,19 +70,27 @@ def _compute(
     strength: Tensor,
     widest: float,
 ) -> Tensor:
-    grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap))
+    grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap), size=len(stats_KC))
     kernel = Kernel(kind, width, strength, widest)
     chosen = method(grid, kernel)
     with torch.autocast(stats_KC.device.type, enabled=False):
         if chosen == "dense":
             return kernel.weight(grid.distance_matrix(stats_KC.device)).to(stats_KC.dtype) @ stats_KC
-        if chosen == "fft":
-            return convolve(stats_KC, grid, kernel)
-        if chosen == "box":
-            return _box(stats_KC, grid, kernel)
-        field = stats_KC.view(*shape, -1)
-        separable = _separable_hexagonal if topology == "hexagonal" else _separable
-        return separable(field, grid, kernel).reshape(stats_KC.shape)
+        if grid.size == grid.places:
+            return _over_places(stats_KC, grid, kernel, chosen)
+        padded = torch.nn.functional.pad(stats_KC, (0, 0, 0, grid.places - grid.size))
+        return _over_places(padded, grid.full, kernel, chosen)[: grid.size]
+
+
+def _over_places(stats_KC: Tensor, grid: Grid, kernel: Kernel, chosen: str) -> Tensor:
+    """A^T stats over a grid with a code at every place."""
+    if chosen == "fft":
+        return convolve(stats_KC, grid, kernel)
+    if chosen == "box":
+        return _box(stats_KC, grid, kernel)
+    field = stats_KC.view(*grid.shape, -1)
+    separable = _separable_hexagonal if grid.topology == "hexagonal" else _separable
+    return separable(field, grid, kernel).reshape(stats_KC.shape)
 
 
 _smooth = torch.library.custom_op("topovq::smooth", _compute, mutates_args=())
@@ -99,7 +108,7 @@ def _compute_gaussian(
 
     if counts_K.numel() == 1:
         return sums_KD.clone(), counts_K.clone()
-    grid = Grid(tuple(shape), wrap=tuple(wrap))
+    grid = Grid(tuple(shape), wrap=tuple(wrap), size=len(counts_K))
     return smooth_triton(sums_KD.contiguous(), counts_K.contiguous(), grid, None, width)
 
 

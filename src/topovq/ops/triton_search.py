@@ -27,9 +27,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from topovq.ops.nearest import GOLDEN as _GOLDEN
+from topovq.ops.nearest import SAMPLE
+from topovq.ops.nearest import SPREAD as _SPREAD
 from topovq.ops.triton_stats import Stats, cdiv, on_device, power_of_2
 
-SAMPLE = 4096  # entries of the codes whose mean is the center, at most 32 codes
+SPREAD, GOLDEN = tl.constexpr(_SPREAD), tl.constexpr(_GOLDEN)
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
 SLOTS = tl.constexpr(16)  # of a row, which share the columns of a tile of codes
 WHICH = 4  # vectors per program that asks which code of a slot is the best
@@ -103,25 +106,41 @@ def _better_each(score, tile, best, at):
 
 
 @triton.jit
+def _center(codes_ptr, dim, K, D, SAMPLE: tl.constexpr):
+    """ops/nearest.py: center_of, of SAMPLE codes."""
+    sample = tl.arange(0, SAMPLE)
+    have = sample < K
+    row = (sample.to(tl.int64) * SPREAD) % K
+    here = have[:, None] & (dim < D)[None, :]
+    some = tl.load(codes_ptr + row[:, None] * D + dim[None, :], here, 0.0)
+    part = dim.to(tl.float32) * GOLDEN
+    along = tl.sum(some * (part - tl.floor(part) + 0.5)[None, :], 1)
+    before = (along[:, None] < along[None, :]) | ((along[:, None] == along[None, :]) & (sample[:, None] < sample))
+    rank = tl.sum((before & have[:, None]).to(tl.int32), 0)
+    count = tl.minimum(K, SAMPLE)
+    middle = tl.sum(tl.where((have & (rank == count // 2))[:, None], some, 0.0), 0)
+    apart = tl.where(here, some - middle[None, :], 0.0)
+    near = have & (tl.sum(apart * apart, 1) < tl.sum(middle * middle, 0) / 4)
+    helps = 4 * tl.sum(near.to(tl.int32), 0) >= 3 * count
+    return tl.where(helps, middle, 0.0)
+
+
+@triton.jit
 def _codes_kernel(
     codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
-    K, D, stride,
+    K, D,
     EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
     CLEAR: tl.constexpr, KEPT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
     """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
 
-    The center is the mean of some codes: any point among them will do. What later launches add to is set to 0 here, and
-    the codes are copied where somebody will want them as they were.
+    What later launches add to is set to 0 here, and the codes are copied where somebody will want them as they were.
     """
     code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     dim = tl.arange(0, DP)
     center = tl.zeros([DP], tl.float32)
     if EUCLIDEAN:
-        sample = tl.arange(0, SAMPLE)
-        some = (sample[:, None] < K) & (dim[None, :] < D)
-        center = tl.sum(tl.load(codes_ptr + sample[:, None] * stride * D + dim[None, :], some, 0.0), 0)
-        center = center / tl.minimum(K, SAMPLE)
+        center = _center(codes_ptr, dim, K, D, SAMPLE)
     if tl.program_id(0) == 0:
         tl.store(center_ptr + dim, center, dim < D)
         if VALID:
@@ -390,7 +409,6 @@ def nearest_triton(
     whole = exact and x_ND.dtype in (torch.bfloat16, torch.float16)
     codes_KD = codes_KD.contiguous()
     center_D = torch.empty(d, device=device)
-    sample = max(1, min(32, SAMPLE // padded))
     hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
     lo = torch.empty_like(hi) if exact else hi
     scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
@@ -401,9 +419,10 @@ def nearest_triton(
     with on_device(x_ND):
         _codes_kernel[(cdiv(rows, 16),)](
             codes_KD, center_D, hi, lo, scale_K, bias_K, index_N if skipped is None else skipped, sums, counts,
-            center_D if kept_KD is None else kept_KD, k, d, max(1, k // sample),
+            center_D if kept_KD is None else kept_KD, k, d,
             EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,
-            VALID=skipped is not None, CLEAR=clear, KEPT=kept_KD is not None, DP=padded, BLOCK_K=16, SAMPLE=sample,
+            VALID=skipped is not None, CLEAR=clear, KEPT=kept_KD is not None, DP=padded, BLOCK_K=16,
+            SAMPLE=SAMPLE if padded <= 128 else SAMPLE // 2,
         )  # fmt: skip
         _search_kernel[(programs, shares)](
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,

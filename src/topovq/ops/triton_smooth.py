@@ -70,7 +70,8 @@ def _is_wide(width, ring, WIDE: tl.constexpr):
 @triton.jit
 def _begin_kernel(
     counts_ptr, step_ptr, course_ptr, width_ptr, chosen_ptr, ranks_ptr, n, after, lines, n_wide, after_wide, lines_wide,
-    ring, KIND: tl.constexpr, SCHEDULE: tl.constexpr, WIDE: tl.constexpr, LISTS: tl.constexpr, BLOCK: tl.constexpr,
+    ring, K, KIND: tl.constexpr, SCHEDULE: tl.constexpr, WIDE: tl.constexpr, LISTS: tl.constexpr, FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The width, and the lists of chosen codes along the axis that comes first: another one where there are points."""
     width, _ = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
@@ -81,7 +82,7 @@ def _begin_kernel(
         wide = _is_wide(width, ring, WIDE)
         if (line < tl.where(wide, lines_wide, lines)) & (not is_narrow(width)):
             along, apart = tl.where(wide, n_wide, n), tl.where(wide, after_wide, after)
-            list_line(counts_ptr, chosen_ptr, ranks_ptr, line, along, apart, BLOCK)
+            list_line(counts_ptr, chosen_ptr, ranks_ptr, line, along, apart, K, FULL, BLOCK)
 
 
 @triton.jit
@@ -130,8 +131,8 @@ def _line(batch, column, columns, D: tl.constexpr):
 
 @triton.jit
 def _to_points(
-    in_ptr, chosen_ptr, ranks_ptr, out_ptr, width, lines, per_line, program, n, places, columns,
-    batch_stride, place_stride, column_stride, D: tl.constexpr, LISTED: tl.constexpr,
+    in_ptr, limit, chosen_ptr, ranks_ptr, out_ptr, width, lines, per_line, program, n, places, columns,
+    batch_stride, place_stride, column_stride, D: tl.constexpr, LISTED: tl.constexpr, FULL: tl.constexpr,
     WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     first, column, batch, base, along = _tile_of(
@@ -148,8 +149,8 @@ def _to_points(
             )  # fmt: skip
         else:
             total = weighted_sum(
-                in_ptr, first, column, base, along, n, -start, step, tl.full((), 1.0, tl.float64), reach, reach,
-                scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+                in_ptr, limit, first, column, base, along, n, -start, step, tl.full((), 1.0, tl.float64), reach, reach,
+                scale, columns, place_stride, WRAP, FULL, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
         point = first + tl.arange(0, BLOCK_I)
         here = base + point.to(tl.int64)[:, None] * place_stride + along[None, :]
@@ -160,8 +161,8 @@ def _to_points(
 def _points_kernel(
     sums_ptr, counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr, chosen_ptr, ranks_ptr,
     n, places, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
-    counts_batch_stride, counts_place_stride, counts_column_stride,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr, D: tl.constexpr, LISTED: tl.constexpr,
+    counts_batch_stride, counts_place_stride, counts_column_stride, K,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr, D: tl.constexpr, LISTED: tl.constexpr, FULL: tl.constexpr,
     WRAP: tl.constexpr, LEAD: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -172,22 +173,23 @@ def _points_kernel(
         lines = _lines(width, True, lead, LEAD)
         if program < counts_programs:
             _to_points(
-                counts_ptr, chosen_ptr, ranks_ptr, out_counts_ptr, width, lines, per_line, program, n, places,
-                counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride, D, False,
+                counts_ptr, K, chosen_ptr, ranks_ptr, out_counts_ptr, width, lines, per_line, program, n, places,
+                counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride, D, False, FULL,
                 WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
         else:
             _to_points(
-                sums_ptr, chosen_ptr, ranks_ptr, out_sums_ptr, width, lines, per_line, program - counts_programs, n,
-                places, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1, D, LISTED,
+                sums_ptr, K.to(tl.int64) * D, chosen_ptr, ranks_ptr, out_sums_ptr, width, lines, per_line,
+                program - counts_programs, n,
+                places, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1, D, LISTED, FULL,
                 WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
 
 
 @triton.jit
 def _smooth_tile(
-    in_ptr, chosen_ptr, ranks_ptr, points_ptr, out_ptr, width, wide, lines, per_line, program, n, places, columns,
-    batch_stride, place_stride, column_stride, D: tl.constexpr, LISTED: tl.constexpr,
+    in_ptr, limit, chosen_ptr, ranks_ptr, points_ptr, out_ptr, width, wide, lines, per_line, program, n, places,
+    columns, batch_stride, place_stride, column_stride, D: tl.constexpr, LISTED: tl.constexpr, FULL: tl.constexpr,
     WRAP: tl.constexpr, NEAR: tl.constexpr, LONG: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -207,8 +209,8 @@ def _smooth_tile(
             start, step, number = _points(width, n, WRAP)
             far = POINT_REACH * width
             total = weighted_sum(
-                points_ptr, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
-                place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+                points_ptr, limit, first, column, base, along, number, start, one, step, far, far, 2 * scale, columns,
+                place_stride, WRAP, True, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
             total *= (step / width).to(tl.float32) * 1.1283791670955126  # 2 / sqrt(pi)
         elif LISTED:
@@ -219,12 +221,13 @@ def _smooth_tile(
             )  # fmt: skip
         elif reach <= NEAR:
             total = near_sum(
-                in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride, WRAP, BLOCK_I, BLOCK_C
-            )
+                in_ptr, limit, first, column, base, along, n, back, ahead, scale, columns, place_stride,
+                WRAP, FULL, BLOCK_I, BLOCK_C,
+            )  # fmt: skip
         else:
             total = weighted_sum(
-                in_ptr, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64),
-                ahead.to(tl.float64), scale, columns, place_stride, WRAP, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
+                in_ptr, limit, first, column, base, along, n, one - 1.0, one, one, back.to(tl.float64),
+                ahead.to(tl.float64), scale, columns, place_stride, WRAP, FULL, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
             )  # fmt: skip
         place = first + tl.arange(0, BLOCK_I)
         here = base + place.to(tl.int64)[:, None] * place_stride + along[None, :]
@@ -236,8 +239,8 @@ def _axis_kernel(
     sums_ptr, counts_ptr, points_sums_ptr, points_counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, course_ptr,
     chosen_ptr, ranks_ptr,
     n, places, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
-    counts_batch_stride, counts_place_stride, counts_column_stride,
-    KIND: tl.constexpr, SCHEDULE: tl.constexpr, D: tl.constexpr, LISTED: tl.constexpr,
+    counts_batch_stride, counts_place_stride, counts_column_stride, K,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr, D: tl.constexpr, LISTED: tl.constexpr, FULL: tl.constexpr,
     WRAP: tl.constexpr, LEAD: tl.constexpr, NEAR: tl.constexpr,
     LONG: tl.constexpr, WIDE: tl.constexpr, BUT_NARROW: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
@@ -251,15 +254,16 @@ def _axis_kernel(
     program = tl.program_id(0)
     if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
         _smooth_tile(
-            counts_ptr, chosen_ptr, ranks_ptr, points_counts_ptr, out_counts_ptr, width, wide, lines, per_line, program,
-            n, places, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride, D, False,
+            counts_ptr, K, chosen_ptr, ranks_ptr, points_counts_ptr, out_counts_ptr, width, wide, lines, per_line,
+            program, n, places, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+            D, False, FULL,
             WRAP, NEAR, LONG, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
     else:
         _smooth_tile(
-            sums_ptr, chosen_ptr, ranks_ptr, points_sums_ptr, out_sums_ptr, width, wide, lines, per_line,
-            program - counts_programs, n, places, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
-            D, LISTED,
+            sums_ptr, K.to(tl.int64) * D, chosen_ptr, ranks_ptr, points_sums_ptr, out_sums_ptr, width, wide, lines,
+            per_line, program - counts_programs, n, places, sums_columns, n.to(tl.int64) * sums_columns, sums_columns,
+            1, D, LISTED, FULL,
             WRAP, NEAR, LONG, PRECISION, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
 
@@ -271,7 +275,7 @@ def smooth_triton(
 
     Without a course, `step` is the width itself (float64). With one, sums are those of a batch, 0 where the count is;
     and where the width `is_narrow` nothing is done, so that what comes back means nothing. A single place gets its own
-    tensors back.
+    tensors back. What is between the first launch and the last has values at empty places too: they lie between codes.
     """
     of_a_batch = course is not None
     widest = math.inf if course is None else max(course.start, course.end)
@@ -291,40 +295,41 @@ def smooth_triton(
     places = points = (sums_KD, counts_K)
     with on_device(sums_KD):
         for axis in long:
-            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            raw = listed and points[0] is sums_KD  # of the batch, as they came
-            _launch(_points_kernel, (*points, *out, *given), grid, axis, long, raw, how)
+            out = (sums_KD.new_empty(grid.places, sums_KD.shape[1]), counts_K.new_empty(grid.places))
+            raw = points[0] is sums_KD  # as they came
+            _launch(_points_kernel, (*points, *out, *given), grid, axis, long, raw, listed, how)
             points = out
         for axis in back:
-            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            raw = listed and places[0] is sums_KD
+            out = (sums_KD.new_empty(grid.places, sums_KD.shape[1]), counts_K.new_empty(grid.places))
+            raw = places[0] is sums_KD
             more = {"NEAR": NEAR, "LONG": axis in long, "BUT_NARROW": of_a_batch}
-            _launch(_axis_kernel, (*places, *points, *out, *given), grid, axis, long, raw, how | more)
+            _launch(_axis_kernel, (*places, *points, *out, *given), grid, axis, long, raw, listed, how | more)
             places = points = out
-    return places
+    return places if grid.size == grid.places else (places[0][: grid.size], places[1][: grid.size])
 
 
 def _begin(
     counts_K: Tensor, grid: Grid, course: Course, step: Tensor, axis: int, long: list[int], lists: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The width, and the lists and ranks along an axis, or where the width is wide along the first long one."""
-    first = [(grid.shape[i], _after(grid, i), grid.size // grid.shape[i]) for i in (axis, long[0] if long else axis)]
+    first = [(grid.shape[i], _after(grid, i), grid.places // grid.shape[i]) for i in (axis, long[0] if long else axis)]
     lines = max(of for _, _, of in first) if lists else 1
     width = torch.empty((), dtype=torch.float64, device=step.device)
-    sizes = (grid.size, grid.size + lines) if lists else (0, 0)
+    sizes = (grid.places, grid.places + lines) if lists else (0, 0)
     chosen, ranks = (counts_K.new_empty(size, dtype=torch.int32) for size in sizes)
     with on_device(step):
         _begin_kernel[(lines,)](
             counts_K, step, course_table(course, step.device), width, chosen, ranks, *first[0], *first[1],
-            _ring(grid, long), KIND=course.kind, SCHEDULE=course.schedule, WIDE=WIDE, LISTS=lists,
-            BLOCK=power_of_2(max(grid.shape)),
+            _ring(grid, long), grid.size, KIND=course.kind, SCHEDULE=course.schedule, WIDE=WIDE, LISTS=lists,
+            FULL=grid.size == grid.places, BLOCK=power_of_2(max(grid.shape)),
         )  # fmt: skip
     return width, chosen, ranks
 
 
 def _launch(
-    kernel: Any, pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], raw: bool, how: dict[str, Any]
-) -> None:
+    kernel: Any, pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], raw: bool, listed: bool,
+    how: dict[str, Any],
+) -> None:  # fmt: skip
     to_points = kernel is _points_kernel
     n, d, first = grid.shape[axis], pointers[0].shape[1], grid.shape[0]
     before, after = math.prod(grid.shape[:axis]), _after(grid, axis)
@@ -341,7 +346,8 @@ def _launch(
     counts_programs = batches * cdiv(columns, tiles.block_c) * cdiv(out, block)
     kernel[(sums_programs + counts_programs,)](
         *pointers, n, out, _ring(grid, long), lead, per_line, counts_programs, after * d, columns, *strides,
-        D=d, LISTED=raw and (after == 1 or d % tiles.block_c == 0),  # a tile's columns are of one line
+        grid.size, D=d, LISTED=raw and listed and (after == 1 or d % tiles.block_c == 0),  # a tile is of one line
+        FULL=grid.size == grid.places or not raw,
         WRAP=grid.wrap[axis], LEAD=("ring" if grid.wrap[0] else "open") if led else "whole", PRECISION=tiles.precision,
         BLOCK_I=block, BLOCK_C=tiles.block_c, BLOCK_J=tiles.block_j, num_warps=tiles.warps, **how,
     )  # fmt: skip

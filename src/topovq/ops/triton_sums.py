@@ -8,6 +8,8 @@ Legend for the last: along an axis of n places the map is lines of n codes. A li
 codes, in order; its ranks say how many of those come before each place, and the last one how many there are.
     chosen_ptr + line n          the list
     ranks_ptr + line (n + 1)     the ranks
+Where a map is not FULL its last places, from code K on, hold none: values from `limit` on, which would be theirs, are
+not there and count as 0.
 """
 
 import triton
@@ -18,8 +20,8 @@ LONGEST = 4096  # places of an axis with lists: one program makes that of a line
 
 @triton.jit
 def near_sum(
-    in_ptr, first, column, base, along, n, back, ahead, scale, columns, place_stride,
-    WRAP: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
+    in_ptr, limit, first, column, base, along, n, back, ahead, scale, columns, place_stride,
+    WRAP: tl.constexpr, FULL: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     place = first + tl.arange(0, BLOCK_I)
     total = tl.zeros([BLOCK_I, BLOCK_C], tl.float32)
@@ -31,14 +33,18 @@ def near_sum(
             other = (other + n) % n
         on = ((other >= 0) & (other < n))[:, None] & (column < columns)[None, :]
         there = base + other.to(tl.int64)[:, None] * place_stride + along[None, :]
+        if not FULL:
+            on = on & (there < limit)
         total += weights[:, None] * tl.load(in_ptr + there, on, 0.0)
     return total
 
 
 @triton.jit
 def weighted_sum(
-    in_ptr, first, column, base, along, sources, gap, step_out, step_in, back, ahead, scale, columns, place_stride,
-    WRAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+    in_ptr, limit, first, column, base, along, sources, gap, step_out, step_in, back, ahead, scale, columns,
+    place_stride,
+    WRAP: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """sum_j exp(-scale apart_ij^2) x_j over sources j with -back <= apart_ij <= ahead, where
     apart_ij = gap + step_in j - step_out i; in float64 but for what is left within a tile."""
@@ -60,16 +66,21 @@ def weighted_sum(
         if WRAP:
             source = (source + sources) % sources
         there = base + source.to(tl.int64)[:, None] * place_stride + along[None, :]
+        if not FULL:
+            on = on & (there < limit)
         total += tl.dot(weights, tl.load(in_ptr + there, on, 0.0), input_precision=PRECISION)
     return total
 
 
 @triton.jit
-def list_line(counts_ptr, chosen_ptr, ranks_ptr, line, n, after, BLOCK: tl.constexpr):
+def list_line(counts_ptr, chosen_ptr, ranks_ptr, line, n, after, K, FULL: tl.constexpr, BLOCK: tl.constexpr):
     """The list and the ranks of one line; the next place along it is `after` codes on."""
     place = tl.arange(0, BLOCK)
     code = (line // after * n + place) * after + line % after
-    chosen = (tl.load(counts_ptr + code, place < n, 0.0) > 0).to(tl.int32)
+    on = place < n
+    if not FULL:
+        on = on & (code < K)
+    chosen = (tl.load(counts_ptr + code, on, 0.0) > 0).to(tl.int32)
     rank = tl.cumsum(chosen, 0) - chosen
     tl.store(ranks_ptr + line * (n + 1) + place, rank, place < n)
     tl.store(ranks_ptr + line * (n + 1) + n, tl.sum(chosen, 0))

@@ -31,10 +31,10 @@ NEXT = math.sqrt(3)  # how far the next places are, over corners, on a grid of u
 
 @triton.jit
 def _neighbor(
-    code, m, steps_ptr, n0, n1, n2,
-    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
+    code, m, steps_ptr, K, n0, n1, n2,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """(place, whether it is on the grid) of step m from each code; grids have three axes here, the first of them 1."""
+    """(place, whether it holds a code) of step m from each code; grids have three axes here, the first of them 1."""
     c0, c1, c2 = code // (n1 * n2), (code // n2) % n1, code % n2
     s0 = tl.load(steps_ptr + 3 * m)
     s1 = tl.load(steps_ptr + 3 * m + 1)
@@ -50,7 +50,10 @@ def _neighbor(
     if WRAP2:
         a2 = (a2 + n2) % n2
     on = (a0 >= 0) & (a0 < n0) & (a1 >= 0) & (a1 < n1) & (a2 >= 0) & (a2 < n2)
-    return (a0 * n1 + a1) * n2 + a2, on
+    place = (a0 * n1 + a1) * n2 + a2
+    if not FULL:
+        on = on & (place < K)
+    return place, on
 
 
 @triton.jit
@@ -69,7 +72,8 @@ def _counts_kernel(
     batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr,
     course_ptr, now_ptr, K, M, n0, n1, n2, decay, beta,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
-    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, BLOCK: tl.constexpr,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.load(batch_ptr + code, code < K, 0.0)
@@ -81,7 +85,7 @@ def _counts_kernel(
         if KIND == "hard" or is_narrow(width):
             batch = tl.load(raw_ptr + code, code < K, 0.0)
             for m in range(M):
-                place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+                place, on = _neighbor(code, m, steps_ptr, K, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL, FULL)
                 weight = _weight(lengths_ptr + m, width, strength, KIND)
                 batch += weight * tl.load(raw_ptr + place, on & (code < K), 0.0)
     tl.store(smoothed_ptr + code, batch, code < K)
@@ -97,7 +101,7 @@ def _codes_kernel(
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
     K, D, M, programs, n0, n1, n2, decay, beta, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
-    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
     BLOCK_K: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     part = tl.arange(0, PROGRAMS)
@@ -116,7 +120,7 @@ def _codes_kernel(
             chosen = tl.load(raw_ptr + code, code < K, 0.0) > 0
             batch = tl.load(alone_ptr + here, inside & chosen[:, None], 0.0)
             for m in range(M):
-                place, on = _neighbor(code, m, steps_ptr, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL)
+                place, on = _neighbor(code, m, steps_ptr, K, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL, FULL)
                 chosen = tl.load(raw_ptr + place, on & (code < K), 0.0) > 0
                 there = place[:, None].to(tl.int64) * D + dim[None, :]
                 weight = _weight(lengths_ptr + m, width, strength, KIND)
@@ -168,6 +172,7 @@ def update_triton(
     sizes = (1,) * (3 - grid.ndim) + grid.shape
     wraps = (False,) * (3 - grid.ndim) + grid.wrap
     lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": grid.topology == "hexagonal"}
+    lattice["FULL"] = grid.size == grid.places
     programs = cdiv(k, COUNTS)
     total, live = torch.empty(programs, device=device), torch.empty(programs, device=device)
     now = torch.empty(2, device=device, dtype=torch.float64)

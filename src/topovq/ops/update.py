@@ -66,7 +66,7 @@ def _compute(
     carried: bool,
     cosine: bool,
 ) -> None:
-    grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap))
+    grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap), size=len(codes_KD))
     course = Course(kind, schedule, tau, start, end, steps)
     state = (codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K)
     _move(state, grid, course, decay, eps, update_empty, carried, cosine)

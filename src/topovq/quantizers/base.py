@@ -197,7 +197,7 @@ class Quantizer(Layout):
         """Search, gather, learn, and let the gradient past: for one codebook."""
         learns = self.training and not ask.frozen
         recomputes = learns and in_backward()
-        if book.metric == "cosine":
+        if book.unit_length:
             x_ND = nn.functional.normalize(x_ND, dim=1)
         valid_N = None
         if learns and not recomputes:

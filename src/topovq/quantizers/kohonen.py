@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topovq.codebook import Codebook
-from topovq.grid import TOPOLOGIES, Grid, balanced_shape
+from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
 from topovq.ops.nearest import check_metric, check_precision
 from topovq.ops.quantize import Choice
@@ -26,7 +26,8 @@ class KohonenVQ(Quantizer, HubModule):
     """`quantized, indices, loss = KohonenVQ(dim, codebook_size)(x)`.
 
     The map
-        grid            shape of the map (tuple, list or int) or a Grid; default: a balanced 2-D one for codebook_size
+        grid            shape of the map (tuple, list or int) or a Grid; default: a balanced 2-D one for codebook_size,
+                        whose last row is partly empty where that factors badly (grid.py)
         topology, wrap  "rectangular" or "hexagonal"; open borders (False), a torus (True), or one bool per axis
         steps           number of training updates to come, if known. Gives the recommended neighborhood: a Gaussian
                         whose width falls exponentially from a share of the map's side to below one cell over a share
@@ -122,7 +123,7 @@ class KohonenVQ(Quantizer, HubModule):
         metric = "cosine" if use_cosine_sim else metric
         check_metric(metric)
         check_precision(precision)
-        lattice = make_grid(codebook_size, grid, topology, wrap, needed=neighborhood != "none")
+        lattice = make_grid(codebook_size, grid, topology, wrap)
         around = make_neighborhood(lattice, steps, neighborhood, tau, radius, schedule)
         kind = codebook_kind(learnable_codebook, directional and threshold_ema_dead_code > 0, extras)
         books = [
@@ -201,16 +202,14 @@ def valid_index(x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None) -> Tensor:
     return torch.where(valid_N if keep_N is None else valid_N & keep_N, index_N, -1)
 
 
-def make_grid(codebook_size: int, grid: GridLike, topology: str, wrap: bool | Sequence[bool], needed: bool) -> Grid:
-    """The map of codebook_size places. Where no neighborhood needs one, a size without a balanced shape is a line."""
+def make_grid(codebook_size: int, grid: GridLike, topology: str, wrap: bool | Sequence[bool]) -> Grid:
+    """The map of codebook_size codes."""
     if isinstance(grid, dict):  # as config.json holds it
         grid = Grid.from_dict(grid)
     if isinstance(grid, Grid):
         if topology != TOPOLOGIES[0] or wrap is not False:
             raise ValueError(f"topology={topology!r} and wrap={wrap!r} belong to the Grid when grid is one: {grid}")
         made = grid
-    elif grid is None and not needed and balanced_shape(codebook_size, 2) is None:
-        made = Grid(codebook_size)
     elif grid is None:
         made = Grid.balanced(codebook_size, topology=topology, wrap=wrap)
     else:
@@ -218,7 +217,8 @@ def make_grid(codebook_size: int, grid: GridLike, topology: str, wrap: bool | Se
     if made.size != codebook_size:
         raise ValueError(
             f"a grid of shape {made.shape} holds {made.size} codes, but codebook_size={codebook_size}; "
-            f"give a shape whose sides multiply to {codebook_size}, or leave grid out"
+            f"give a shape whose sides multiply to {codebook_size}, leave grid out, or give a Grid with "
+            f"size={codebook_size}, the end of whose last row is empty"
         )
     return made
 

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
-from topovq.ops.nearest import nearest, search_terms
+from topovq.ops.nearest import center_of, nearest, search_terms
 
 ROWS = 1024  # rows of a block of scores
 CUDA_ROWS = 2**20  # rows of a block on a GPU: each takes a few launches
 MOST_AXES = 256  # features up to which axes are looked for: that costs the cube of their number
+FARTHEST = 100  # times as far from their mean as half the codes are: axes are not looked for with codes beyond
 FLAT = 1e-6  # of the largest extent of the codes: what is smaller is rounding
 BLOCK = 2**17  # numbers in a block of dense rows: they stay in the cache
 
@@ -141,10 +142,10 @@ class DenseTable(Table):
         cheap = len(codes_KD) >= self.dim and self.n >= 8 * self.dim and self.dim <= MOST_AXES
         if self.dtype != torch.float32 or not cheap:
             return None
-        center_D = codes_KD.mean(0)
-        w_KD = (codes_KD - center_D).double()
-        if float(center_D.norm()) > float(w_KD.norm(dim=1).amax()):
-            return None  # far from the origin, squares of distances would lose their digits
+        w_KD = (codes_KD - codes_KD.mean(0)).double()
+        size_K = w_KD.norm(dim=1)
+        if center_of(codes_KD).any() or float(size_K.amax()) > FARTHEST * float(size_K.median()):
+            return None  # far from the origin, or beside codes that are, squares of distances would lose their digits
         values_D, vectors_DD = torch.linalg.eigh(w_KD.T @ w_KD)
         rank = max(1, int((values_D > FLAT**2 * values_D[-1]).sum()))
         return vectors_DD[:, -rank:].float() if rank <= 0.6 * self.dim else None
@@ -176,12 +177,7 @@ class DenseTable(Table):
 
     def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
         center_D, w_KD, bias_K = search_terms(codes_KD, metric, self.dtype)
-        # Moving every block by the mean code is a pass over the data: done where that mean is far, for then it is what
-        # keeps the digits; where it is near, distances are taken from the origin as it is.
-        far = bool(center_D.norm() > w_KD.norm(dim=1).amax())
-        if metric == "euclidean" and not far:
-            w_KD = codes_KD.to(self.dtype)
-            bias_K = w_KD.square().sum(1) / 2
+        far = bool(center_D.any())  # else moving every block would be a pass over the data for nothing
         w_DK = -w_KD.T.contiguous()
         buffer = w_KD.new_empty(min(ROWS, self.n), len(w_KD))
         for rows in _slices(self.n, ROWS):
@@ -239,7 +235,7 @@ class MissingTable(Table):
         self.filled_ND = x_ND.nan_to_num(0.0)
 
     def _scores(self, codes_KD: Tensor, metric: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        center_D = codes_KD.mean(0) if metric == "euclidean" else torch.zeros_like(codes_KD[0])
+        center_D = center_of(codes_KD) if metric == "euclidean" else torch.zeros_like(codes_KD[0])
         w_KD = codes_KD - center_D
         square_DK = w_KD.T.square()
         for rows in _slices(self.n, ROWS):

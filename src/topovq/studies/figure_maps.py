@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.atlas import charts, map_picture, to_planes
+from topovq.atlas import charts, draw, map_picture, to_planes
 from topovq.metrics import code_counts
 from topovq.models import Tokenizer
 from topovq.pictures import COLORS, codebook_map
@@ -47,7 +47,9 @@ def draw_maps2(models: Mapping[str, Tokenizer], caption: str) -> Any:
             for place in FIXED:
                 rows_, columns = maps[fixed].grid.shape
                 at = (place[0] * rows_ // PAPER_SHAPE[0], place[1] * columns // PAPER_SHAPE[1])
-                usual = [at[0] * columns + at[1]] * 2
+                code = min(at[0] * columns + at[1], maps[fixed].grid.size - 1)  # the end of the last row may be empty
+                at = divmod(code, columns)
+                usual = [code] * 2
                 picture = map_picture(model, maps, varied, usual)
                 title = f"{name}: {LEVELS[varied]} codes, {LEVELS[fixed]} fixed at {at}"
                 row.append(Panel(picture, _times(picture.shape[1], 512), title, color=COLORS.get(name, INK)))
@@ -62,7 +64,8 @@ def draw_scale_map(models: Mapping[str, Tokenizer], counts: Mapping[str, Tensor]
         picture, chart = codebook_map(model), charts(model)[0]
         color, never = COLORS.get(name, INK), int((counts[name] == 0).sum())
         decoded.append(Panel(picture, _times(picture.shape[1], 512), f"{name}: every code decoded", color=color))
-        use = use_picture(counts[name].reshape(chart.grid.shape))
+        side = 24 if chart.grid.topology == "hexagonal" else 1
+        use = draw(use_picture(counts[name][:, None, None].expand(-1, side, side)), chart.grid)
         title = f"{name}: how often it occurs ({never:,} never)"
         used.append(Panel(use, _times(use.shape[1], decoded[-1].width), title, color=color))
     codes = charts(next(iter(models.values())))[0].grid.size
@@ -70,11 +73,11 @@ def draw_scale_map(models: Mapping[str, Tokenizer], counts: Mapping[str, Tensor]
     return plate([decoded, used], f"A codebook of {codes:,} codes and its use", caption)
 
 
-def use_picture(counts_HW: Tensor) -> np.ndarray:
-    """uint8 [H, W, 3]: red where a code does not occur, else from dark to white with the logarithm of its count."""
-    logs = torch.log1p(counts_HW.double().cpu())
+def use_picture(counts: Tensor) -> np.ndarray:
+    """uint8 [..., 3]: red where a code does not occur, else from dark to white with the logarithm of its count."""
+    logs = torch.log1p(counts.double().cpu())
     light = 40 + 215 * logs / logs.max().clamp(min=1e-12)
-    picture = torch.where((counts_HW.cpu() > 0)[..., None], light[..., None].expand(-1, -1, 3), NEVER)
+    picture = torch.where((counts.cpu() > 0)[..., None], light[..., None].expand(*counts.shape, 3), NEVER)
     return picture.round().to(torch.uint8).numpy()
 
 

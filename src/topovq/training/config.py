@@ -132,7 +132,7 @@ class TrainConfig:
             names = (*NEIGHBORHOOD_OPTIONS, "decay", "update_empty")
             return {**{name: started[name] for name in names if name in started}, **kept}
         topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
-        grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap, needed=True)
+        grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap)
         steps = options.get("steps", self.steps)
         neighborhood, schedule, _ = recommended(grid, steps)
         decay = recommended_decay(steps)

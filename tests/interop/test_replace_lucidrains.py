@@ -9,8 +9,9 @@ from torch import nn
 from vector_quantize_pytorch import GroupedResidualVQ, HierarchicalVQ, RandomProjectionQuantizer, VectorQuantize
 from vector_quantize_pytorch import ResidualVQ as PeerResidualVQ
 
-from topovq import KohonenVQ
+from topovq import KohonenVQ, export_quantizers
 from topovq.convert import replace_quantizers
+from topovq.quantizers.extras import Extras
 
 
 @pytest.mark.parametrize(
@@ -171,14 +172,28 @@ def test_inside_hierarchical_vq():
     assert all(torch.equal(a, b) for a, b in zip(ours[1], indices))
 
 
+def test_penalty_and_drawing_go_on_and_come_back():
+    peer = trained(orthogonal_reg_weight=10.0, orthogonal_reg_max_codes=5, stochastic_sample_codes=True)
+    model = Holder(vq=peer.train())
+    replace_quantizers(model, neighborhood="none")
+    assert model.vq.extras == Extras(
+        orthogonal_reg_weight=10.0, orthogonal_reg_max_codes=5, stochastic_sample_codes=True, sample_codebook_temp=1.0
+    )
+    model.vq(vectors(model.vq)).loss.backward()
+    assert model.vq.codebook_of(0).codes.grad.any()
+    codes = model.vq.codebook.detach().clone()
+    export_quantizers(model)
+    assert type(model.vq) is VectorQuantize
+    assert isinstance(model.vq._codebook.embed, nn.Parameter)
+    assert torch.equal(model.vq.codebook, codes)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("layernorm_after_project_in", {"layernorm_after_project_in": True, "codebook_dim": 2}),
         ("commitment_use_cross_entropy_loss", {"commitment_use_cross_entropy_loss": True}),
-        ("orthogonal_reg_weight", {"orthogonal_reg_weight": 10.0}),
         ("codebook_diversity_loss_weight", {"codebook_diversity_loss_weight": 1.0}),
-        ("stochastic_sample_codes", {"stochastic_sample_codes": True}),
         ("straight_through", {"straight_through": True, "rotation_trick": False}),
         ("directional_reparam", {"directional_reparam": True, "threshold_ema_dead_code": 2}),
         ("affine_param", {"affine_param": True}),
@@ -191,7 +206,7 @@ def test_inside_hierarchical_vq():
         ("sync_update_v", {"sync_update_v": 0.5, "learnable_codebook": True, "ema_update": False}),
         ("return_zeros_for_masked_padding", {"return_zeros_for_masked_padding": False}),
         ("route_gradients_to_input", {"route_gradients_to_input": False}),
-        ("threshold_ema_dead_code", {"threshold_ema_dead_code": 2}),
+        ("threshold_ema_dead_code", {"threshold_ema_dead_code": 0.5}),
     ],
 )
 def test_options_without_counterpart_are_named_and_nothing_is_replaced(name, options):
@@ -204,10 +219,11 @@ def test_options_without_counterpart_are_named_and_nothing_is_replaced(name, opt
     assert model.second is second
 
 
-def test_dead_code_threshold_can_be_restated():
+@pytest.mark.parametrize(("given", "expected"), [({}, 2), ({"threshold_ema_dead_code": 0.1}, 0.1)])
+def test_a_dead_code_threshold_stays_a_count_or_is_restated(given, expected):
     model = Holder(vq=VectorQuantize(DIM, SIZE, threshold_ema_dead_code=2))
-    replace_quantizers(model, threshold_ema_dead_code=0.1)
-    assert model.vq.codebook_of(0).dead_threshold == 0.1
+    replace_quantizers(model, **given)
+    assert model.vq.codebook_of(0).dead_threshold == expected
 
 
 @pytest.mark.parametrize(
@@ -229,10 +245,10 @@ def test_residual_options_without_counterpart_are_named(option):
 def test_models_that_cannot_be_served_say_so():
     with pytest.raises(ValueError, match=r"Linear holds no quantizer.*VectorQuantize of.*VectorQuantizer of diffusers"):
         replace_quantizers(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"itself a VectorQuantize.*from_vector_quantize_pytorch"):
+    with pytest.raises(ValueError, match=r"itself a VectorQuantize.*nn\.Sequential\(quantizer\)"):
         replace_quantizers(VectorQuantize(DIM, SIZE))
     with pytest.raises(TypeError, match="inside vector_quantize_pytorch's RandomProjectionQuantizer"):
         replace_quantizers(RandomProjectionQuantizer(dim=DIM, codebook_size=SIZE, codebook_dim=2))
-    with pytest.raises(ValueError, match="no balanced 2-D grid") as caught:
-        replace_quantizers(Holder(vq=VectorQuantize(DIM, 17)))
+    with pytest.raises(ValueError, match="holds 15 codes, but codebook_size=17") as caught:
+        replace_quantizers(Holder(vq=VectorQuantize(DIM, 17)), grid=(3, 5))
     assert "'vq'" in caught.value.__notes__[0]

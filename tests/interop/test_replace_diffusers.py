@@ -1,5 +1,6 @@
 """The quantizer of diffusers' VQModel, replaced by ours."""
 
+import numpy as np
 import pytest
 import torch
 from theirs import DIM, SIZE, Holder
@@ -77,7 +78,7 @@ def test_replaced_diffusers_quantizer_does_the_same(diffusers_quantizer, sane, l
     assert not torch.equal(ours.vq.codebook, before)
 
 
-def test_diffusers_half_frozen_and_remapped(diffusers_quantizer):
+def test_diffusers_half_and_frozen(diffusers_quantizer):
     model = Holder(quantize=diffusers_quantizer(SIZE, DIM, 0.25)).half()
     replace_quantizers(model)
     z_q, _, (_, _, tokens) = model.quantize(torch.randn(1, DIM, 2, 2).half())
@@ -91,10 +92,25 @@ def test_diffusers_half_frozen_and_remapped(diffusers_quantizer):
     model.quantize(torch.randn(1, DIM, 2, 2))
     assert torch.equal(model.quantize.vq.codebook, before)
 
-    theirs = diffusers_quantizer(SIZE, DIM, 0.25)
-    theirs.remap = "used.npy"
-    with pytest.raises(TypeError, match=r"remap='used\.npy'"):
-        replace_quantizers(Holder(quantize=theirs))
+
+@pytest.mark.parametrize("sane", [False, True])
+@pytest.mark.parametrize("unknown", ["extra", 2])
+def test_a_remap_is_kept(tmp_path, unknown, sane):
+    vae = pytest.importorskip("diffusers.models.autoencoders.vae", reason="diffusers is not installed")
+    np.save(tmp_path / "used.npy", np.array([3, 5, 7, 11, 2, 9]))
+    torch.manual_seed(0)
+    theirs = vae.VectorQuantizer(SIZE, DIM, 0.25, str(tmp_path / "used.npy"), unknown, sane_index_shape=sane).eval()
+    nn.init.normal_(theirs.embedding.weight)
+    model = Holder(quantize=theirs)
+    z = torch.randn(2, DIM, 3, 5)
+    tokens = theirs(z)[2][2]
+    assert len(tokens.unique()) > 4
+    replace_quantizers(model)
+    ours = model.quantize(z)[2][2]
+    assert ours.shape == tokens.shape
+    assert torch.equal(ours, tokens)
+    shape = (2, 3, 5, DIM)
+    assert torch.equal(model.quantize.get_codebook_entry(ours, shape), theirs.get_codebook_entry(tokens.clone(), shape))
 
 
 def test_a_whole_vq_model_of_diffusers():
