@@ -209,14 +209,15 @@ def gradient(source: Source) -> str:
     if made is None:
         return ""
     means = {row.cell.method: ours.mean for row in made.rows if (ours := row.ours()["loss"])}
-    if not {"gradient", "ema", "ksom", "som-vae"} <= set(means):
+    others = [loss for method, loss in means.items() if method.startswith("som-vae-")]
+    if not {"gradient", "ema", "ksom"} <= set(means) or not others:
         return f"## gradient\n\n{shown(made)}"
     text = f"""Codes that are trained by gradients without neighbors end at {means["gradient"]:.1f}, EMA-VQ at
         {means["ema"]:.1f} and KSOM at {means["ksom"]:.1f}. The SOM-VAE, gradients with neighbors, ends at
-        {means["som-vae"]:.1f}"""
-    others = [loss for method, loss in means.items() if method.startswith("som-vae-")]
-    text += f" ({numbers(others, 1)} with other targets and weights)" if others else ""
-    return f"## gradient\n\n{shown(made)}\n{prose(text + '.')}"
+        {numbers(others, 1)} with a neighbor term that is averaged over dimensions, whatever its target and weight. With
+        the term summed over dimensions, as its authors have it, it """
+    text += f"ends at {means['som-vae']:.1f}." if "som-vae" in means else "has not been measured yet."
+    return f"## gradient\n\n{shown(made)}\n{prose(text)}"
 
 
 def losses(source: Source) -> str:

@@ -107,7 +107,7 @@ class Source:
         if not own:
             return None
         number = max(own, key=lambda seen: (own[seen], seen))
-        partial = min(seeds.values()) < number
+        partial = min(found for cell, found in seeds.items() if found or not cell.pending) < number
         steps, batch_size = length
         sheet = make_table(
             table, dataset, self.library, seeds=number, steps=steps, batch_size=batch_size, partial=partial

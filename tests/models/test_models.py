@@ -196,6 +196,17 @@ def test_a_saved_model_comes_back(kind: str, tmp_path) -> None:
     assert torch.equal(again.decode(again.encode(x)), model.decode(model.encode(x)))
 
 
+def test_a_neighbor_term_keeps_its_meaning_in_a_saved_model(tmp_path) -> None:
+    """It is summed over dimensions; in models that were saved before they named that, it is averaged."""
+    VQVAE(**SMALL, quantizer="som-vae", quantizer_options={"neighbor_weight": 0.1}).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["quantizer_options"] == {"neighbor_weight": 0.1, "neighbor_reduction": "sum"}
+    assert load_pretrained(tmp_path).quantizers[0].neighbor_reduction == "sum"
+    for options in ({"neighbor_weight": 0.1}, None):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "quantizer_options": options}))
+        assert load_pretrained(tmp_path).quantizers[0].neighbor_reduction == "mean"
+
+
 def test_a_model_with_missing_weights_is_refused(tmp_path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -33,6 +33,50 @@ def test_som_vae_neighbor_term_by_hand(target, expected):
     assert (with_neighbors(x).loss - without(x).loss).item() == pytest.approx(expected)
 
 
+def test_neighbor_term_by_hand_in_two_dimensions():
+    """Codes (0, 0) and (3, 4) on a line: x = (1, 0) chooses the first, and the second is its one neighbor.
+
+    input:  |(3, 4) - (1, 0)|^2 = 20.  winner: |(3, 4) - (0, 0)|^2 = 25.  Their mean over dimensions is half of that.
+    """
+    terms = {}
+    for target in ("input", "winner"):
+        for reduction in ("sum", "mean"):
+            vq = GradientVQ(
+                2, 2, neighborhood="hard", grid=2, codebook_weight=0.0, commitment_weight=0.0, neighbor_weight=0.1,
+                neighbor_target=target, neighbor_reduction=reduction,
+            )  # fmt: skip
+            vq.codebook = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+            terms[target, reduction] = vq(torch.tensor([[1.0, 0.0]])).loss.item()
+    expected = {("input", "sum"): 2.0, ("input", "mean"): 1.0, ("winner", "sum"): 2.5, ("winner", "mean"): 1.25}
+    assert terms == pytest.approx(expected)
+
+
+def test_the_loss_is_that_of_the_authors_term_by_term():
+    """Their SOM-VAE: mse(q, sg x) + 0.25 mse(sg q, x) + 0.1 mean_n sum_k h[k*, k] / (1 + 0.1 t) |w_k - sg w_k*|^2.
+
+    h is 1 up to a distance of 1.5 on the map. Their mse is a mean per element, their last term a sum over dimensions.
+    """
+    torch.manual_seed(0)
+    vq = GradientVQ(
+        64, 12, grid=(3, 4), neighborhood="hard", tau=0.1, neighbor_target="winner", neighbor_weight=0.1
+    ).double()
+    place = torch.cartesian_prod(torch.arange(3.0), torch.arange(4.0)).double()
+    near = (torch.cdist(place, place) < 1.5).double()
+    for t in range(3):
+        x = torch.randn(50, 64, dtype=torch.float64, requires_grad=True)
+        _, indices, loss = vq(x)
+        codes, y = vq.codebook.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
+        q = codes[indices]
+        squares = (codes[None] - q.detach()[:, None]).square().sum(-1)
+        theirs = (q - y.detach()).square().mean() + 0.25 * (y - q.detach()).square().mean()
+        theirs = theirs + 0.1 * (near[indices] / (1 + 0.1 * t) * squares).sum(1).mean()
+        vq.zero_grad()
+        loss.backward()
+        theirs.backward()
+        for ours, expected in ((loss, theirs), (vq.codebook.grad, codes.grad), (x.grad, y.grad)):
+            torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_neighbor_term_equals_the_sum_written_out():
     torch.manual_seed(0)
     vq = GradientVQ(4, 12, neighborhood="gaussian", grid=(3, 4), commitment_weight=0.0, codebook_weight=0.0)
@@ -41,10 +85,17 @@ def test_neighbor_term_equals_the_sum_written_out():
     loss.backward()
     codes = vq.codebook.detach().clone().requires_grad_()
     weights = (vq.neighborhood.matrix(0).float() - torch.eye(12))[indices]
-    written_out = (weights * ((codes[None] - x[:, None]) ** 2).sum(-1)).sum() / x.numel()
+    written_out = (weights * ((codes[None] - x[:, None]) ** 2).sum(-1)).sum() / len(x)
     written_out.backward()
     assert loss.item() == pytest.approx(written_out.item(), rel=1e-5)
     assert torch.allclose(vq.codebook.grad, codes.grad, atol=1e-6)
+
+
+def test_options_of_the_neighbor_term_are_checked():
+    with pytest.raises(ValueError, match="neighbor_target='code' is unknown; choose one of 'input', 'winner'"):
+        GradientVQ(4, 16, neighborhood="hard", neighbor_target="code")
+    with pytest.raises(ValueError, match="neighbor_reduction='none' is unknown; choose one of 'sum', 'mean'"):
+        GradientVQ(4, 16, neighborhood="hard", neighbor_reduction="none")
 
 
 def test_gradient_codes_follow_an_optimizer():
@@ -83,6 +134,19 @@ def test_learnable_codebook_is_gradient_vq():
     two.load_state_dict(one.state_dict())
     x = torch.randn(30, 4)
     assert torch.equal(one(x).loss, two(x).loss)
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [{"neighborhood": "hard"}, {"steps": 100}, {"tau": 0.2}, {"radius": 2.0}, {"schedule": Schedule.linear(2, 1, 9)}],
+)
+def test_a_learnable_codebook_refuses_a_neighborhood_that_nothing_would_use(reach):
+    name = next(iter(reach))
+    with pytest.raises(ValueError, match=rf"learnable_codebook=True and {name}=.* exclude each other: .*GradientVQ"):
+        KohonenVQ(4, 16, learnable_codebook=True, ema_update=False, **reach)
+    assert KohonenVQ(4, 16, learnable_codebook=True, ema_update=False).neighborhood.kind == "none"
+    assert KohonenVQ(4, 16, learnable_codebook=True, ema_update=False, neighborhood="none").neighborhood.kind == "none"
+    assert GradientVQ(4, 16, neighborhood="hard").neighborhood.kind == "hard"
 
 
 def test_soft_output_by_hand_and_hard_in_evaluation():

@@ -45,6 +45,36 @@ def test_round_trip(tmp_path, name):
     assert torch.equal(layer.codebook, loaded.codebook)
 
 
+@pytest.mark.parametrize("kind", [GradientVQ, ResidualVQ])
+def test_a_neighbor_term_that_was_saved_before_it_named_its_reduction_is_still_a_mean(tmp_path, kind):
+    """Before there was a choice it was the mean over dimensions; what is saved now is what it was made with."""
+    some = {"neighborhood": "hard", "neighbor_weight": 0.1}
+    more = {} if kind is GradientVQ else {"num_quantizers": 2, "quantizer": "gradient"}
+    for number, options in enumerate(({}, {"neighbor_reduction": "mean"}, {"neighbor_reduction": "sum"})):
+        made = kind(4, 16, **some, **more, **options)
+        folder = tmp_path / str(number)
+        made.save_pretrained(folder)
+        first = kind.from_pretrained(folder) if kind is GradientVQ else kind.from_pretrained(folder).quantizers[0]
+        assert first.neighbor_reduction == options.get("neighbor_reduction", "sum")
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("neighbor_reduction") == "sum"
+    (folder / "config.json").write_text(json.dumps(config))
+    old = kind.from_pretrained(folder) if kind is GradientVQ else kind.from_pretrained(folder).quantizers[0]
+    assert (old.neighbor_reduction, old.neighbor_weight) == ("mean", 0.1)
+
+
+@pytest.mark.parametrize("kind", [KohonenVQ, ResidualVQ])
+def test_learnable_codes_that_were_saved_with_a_neighborhood_still_load(tmp_path, kind):
+    """Nothing used it: it is refused now, and a layer from before comes back without it."""
+    more = {} if kind is KohonenVQ else {"num_quantizers": 2}
+    made = kind(4, 16, learnable_codebook=True, ema_update=False, **more)
+    made.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "neighborhood": "hard", "tau": 0.2}))
+    x = torch.randn(20, 4)
+    assert torch.equal(kind.from_pretrained(tmp_path)(x).quantized, made.eval()(x).quantized)
+
+
 def test_schedule_and_grid_are_readable_in_the_config(tmp_path):
     LAYERS["schedule"]().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

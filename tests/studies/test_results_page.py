@@ -275,7 +275,7 @@ def test_tables_that_come_later_are_shown_with_the_seeds_that_all_their_rows_hav
     assert "topovq reproduce ablation --seeds 2 --render-only --format markdown\n" in text
     assert "mean loss is 40.5." in words(text)
     text = blocks.gradient(more)
-    assert "| som-vae-input-1.0 | hard | 2 | 60.50 ± 0.71 |" in text
+    assert "| som-vae-input-mean-1.0 | hard | 2 | 60.50 ± 0.71 |" in text
     assert "end at 60.5, EMA-VQ at 50.5 and KSOM at 40.5." in words(text)
     assert "2 to 3 seeds a cell" in words(blocks.runs(more))
 
@@ -288,7 +288,8 @@ def test_a_table_whose_rows_are_all_of_others_is_not_shown(tmp_path: Path) -> No
     for seed in range(2):
         write(tmp_path / "records", cell, seed, [9.0])
     text = blocks.gradient(Source(tmp_path / "records", tmp_path / "docs"))
-    assert "PARTIAL: missing: som-vae hard" in text
+    assert "PARTIAL: missing: som-vae-winner-mean-0.1 hard" in text
+    assert "- Not measured yet: som-vae hard" in text
     assert "topovq reproduce gradient --seeds 2 --render-only --partial --format markdown\n" in text
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from topovq.studies.library import Library
 from topovq.studies.specs import QUICK, TABLES, Cell, cells, configs
 from topovq.studies.targets import targets
 
@@ -73,18 +74,35 @@ def test_a_model_of_a_cell_is_what_the_cell_says() -> None:
     line = find("ablation", grid_dim="1", neighborhood="exponential").config(0)
     vq = line.build_model(32, (0,) * 3, (1,) * 3).quantizers[0]
     assert (vq.grid.shape, vq.neighborhood.kind, vq.neighborhood.schedule.tau) == ((512,), "exponential", 0.1)
-    som = find("gradient", method="som-vae-input-1.0").config(0).build_model(32, (0,) * 3, (1,) * 3).quantizers[0]
-    assert (som.neighbor_target, som.neighbor_weight, som.commitment_weight) == ("input", 1.0, 0.25)
+    som = find("gradient", method="som-vae-input-mean-1.0").config(0).build_model(32, (0,) * 3, (1,) * 3).quantizers[0]
+    assert (som.neighbor_target, som.neighbor_weight, som.neighbor_reduction) == ("input", 1.0, "mean")
+    assert som.commitment_weight == 0.25
     assert (som.grid.shape, som.neighborhood.kind) == ((16, 32), "hard")
 
 
-def test_the_som_vae_comes_with_both_targets_and_both_weights() -> None:
+def test_the_som_vae_is_that_of_the_authors_and_comes_with_both_targets_and_both_weights_of_a_mean() -> None:
+    names = ("neighbor_target", "neighbor_weight", "neighbor_reduction")
     found = {
-        tuple(cell.config(0).quantizer_options[name] for name in ("neighbor_target", "neighbor_weight"))
+        cell.method: tuple(cell.config(0).quantizer_options[name] for name in names)
         for cell in cells("gradient")
         if cell.method.startswith("som-vae")
     }
-    assert found == {(target, weight) for target in ("input", "winner") for weight in (0.1, 1.0)}
+    assert found.pop("som-vae") == ("winner", 0.1, "sum")
+    assert set(found.values()) == {(target, weight, "mean") for target in ("input", "winner") for weight in (0.1, 1.0)}
+    assert found["som-vae-winner-mean-0.1"] == ("winner", 0.1, "mean")
+
+
+def test_records_that_name_no_reduction_are_those_of_the_mean() -> None:
+    library = Library([Path(__file__).parents[2] / "records" / "cifar10"])
+    measured = {
+        cell.method: library.finished(cell.config(0)) for cell in cells("gradient") if cell.method.startswith("som-vae")
+    }
+    assert measured.pop("som-vae") is None
+    for method, found in measured.items():
+        assert found is not None, method
+        options = found.config["quantizer_options"]
+        assert method == f"som-vae-{options['neighbor_target']}-mean-{options['neighbor_weight']}"
+        assert "neighbor_reduction" not in options
 
 
 def test_cells_of_several_tables_are_one_run() -> None:
@@ -94,8 +112,8 @@ def test_cells_of_several_tables_are_one_run() -> None:
         find("gradient", method="ema"),
     ]
     assert len({cell.config(0).run_id for cell in same}) == 1
-    # Of 5 seeds: EMA-VQ 4, hard 2-D 4, gaussian and exponential 2. Of 3: other maps and taus 9, gradient 1, SOM-VAE 4.
-    assert len({config.run_id for table in TABLES for config in configs(table)}) == 10 * 5 + 14 * 3
+    # Of 5 seeds: EMA-VQ 4, hard 2-D 4, gaussian and exponential 2. Of 3: other maps and taus 9, gradient 1, SOM-VAE 5.
+    assert len({config.run_id for table in TABLES for config in configs(table)}) == 10 * 5 + 15 * 3
 
 
 def test_the_id_depends_on_no_device_and_on_what_was_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from topovq.grid import Grid
 from topovq.neighborhood import recommended
 from topovq.training import TrainConfig
+from topovq.training.loop import check_folder
 from topovq.training.record import RECORD_FILE
 
 
@@ -30,6 +32,9 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
     return {**named, **({"decay": 0.95} if steps <= 1_200 else {})}
 
 
+LEARNABLE = {"learnable_codebook": True, "ema_update": False}
+
+
 @pytest.mark.parametrize(
     ("change", "options"),
     [
@@ -46,7 +51,9 @@ def open_for(steps: int, size: int = 512) -> dict[str, Any]:
         ({"quantizer_options": {"tau": 0.2}}, {"tau": 0.2}),
         ({"quantizer_options": {"neighborhood": "hard"}}, {"neighborhood": "hard"}),
         ({"quantizer": "ema"}, {}),
-        ({"quantizer": "som-vae"}, {}),
+        ({"quantizer_options": LEARNABLE}, LEARNABLE),
+        ({"quantizer": "som-vae"}, {"neighbor_reduction": "sum"}),
+        ({"quantizer": "gradient"}, {}),
         ({"quantizer": "residual", "quantizer_options": {"quantizer": "gradient"}}, {"quantizer": "gradient"}),
     ],
 )
@@ -69,6 +76,21 @@ def test_a_run_that_is_resumed_keeps_the_rule_it_was_started_with(tmp_path: Path
     assert resumed.quantizer_options == options
     book = resumed.build_model(16, (0,) * 3, (1,) * 3).quantizers[0].codebook_of(0)
     assert book.update_empty is rule.get("update_empty", True)
+
+
+@pytest.mark.parametrize(("told", "meant"), [({}, "mean"), ({"neighbor_reduction": "sum"}, "sum")])
+def test_a_run_that_is_resumed_keeps_its_neighbor_term(tmp_path: Path, told: dict[str, str], meant: str) -> None:
+    """Records that do not say how it is reduced are of a time when it was averaged over dimensions."""
+    options = {"neighbor_weight": 0.1}
+    config = TrainConfig(quantizer="som-vae", quantizer_options=options, out=tmp_path, resume=True)
+    first = {"event": "config", **config.resolve("cpu").as_dict(), "quantizer_options": {**options, **told}}
+    (tmp_path / RECORD_FILE).write_text(json.dumps(first) + "\n")
+    resumed = config.resolve("cpu")
+    assert resumed.quantizer_options == {**options, "neighbor_reduction": meant}
+    assert check_folder(resumed) is None
+    other = replace(config, quantizer_options={**options, "neighbor_reduction": {"mean": "sum", "sum": "mean"}[meant]})
+    with pytest.raises(ValueError, match=r"was started with quantizer_options=.* but is resumed with"):
+        check_folder(other.resolve("cpu"))
 
 
 @pytest.mark.parametrize(

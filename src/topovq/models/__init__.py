@@ -7,7 +7,15 @@ from pathlib import Path
 
 from topovq.models.base import CONFIG_FILE, WEIGHTS_FILE, Output, Tokenizer, Tokens, as_levels, can_be_graphed
 from topovq.models.peers import MissingPackage
-from topovq.models.quantizer import QUANTIZERS, build_quantizer, check_name, check_options, codes_of
+from topovq.models.quantizer import (
+    QUANTIZERS,
+    as_meant,
+    build_quantizer,
+    check_name,
+    check_options,
+    codes_of,
+    spelled_out,
+)
 from topovq.models.vqvae import VQVAE
 from topovq.models.vqvae2 import VQVAE2
 
@@ -25,12 +33,14 @@ __all__ = [
     "Tokenizer",
     "Tokens",
     "as_levels",
+    "as_meant",
     "build_quantizer",
     "can_be_graphed",
     "check_name",
     "check_options",
     "codes_of",
     "load_pretrained",
+    "spelled_out",
 ]
 
 

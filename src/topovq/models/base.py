@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topovq.models.blocks import halvings
-from topovq.models.quantizer import build_quantizer
+from topovq.models.quantizer import as_meant, build_quantizer, spelled_out
 from topovq.saving import HubModule
 
 Tokens = Tensor | tuple[Tensor, ...]
@@ -167,7 +167,9 @@ class Tokenizer(nn.Module, HubModule):
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able, and the model's kind: `config.json`."""
         arguments = cast(dict[str, Any], self._hub_mixin_config)
-        return json.loads(json.dumps({"model": self.kind, **arguments}))  # tuples become lists here, not after a save
+        options = spelled_out(arguments["quantizer"], arguments["quantizer_options"] or {})
+        config = {"model": self.kind, **arguments, "quantizer_options": options}
+        return json.loads(json.dumps(config))  # tuples become lists here, not after a save
 
     def files(self) -> dict[str, bytes]:
         """What `save_pretrained` writes, by file name: the weights as safetensors, the configuration as JSON."""
@@ -182,6 +184,8 @@ class Tokenizer(nn.Module, HubModule):
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Any:
+        if "quantizer" in kwargs:
+            kwargs["quantizer_options"] = as_meant(kwargs["quantizer"], kwargs.get("quantizer_options") or {})
         return super()._from_pretrained(strict=strict, **kwargs)
 
 

@@ -12,6 +12,8 @@ from topovq.grid import Grid
 from topovq.models.peers import Peer, PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
 from topovq.neighborhood import Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
+from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
+from topovq.quantizers.kohonen import drop_ignored
 
 # name -> (class, the options that make the name mean what it says)
 COMMITMENT = {"commitment_weight": 0.25}
@@ -46,6 +48,22 @@ def build_quantizer(kind: str, dim: int, codebook_size: int, options: dict[str, 
     if isinstance(arguments.get("schedule"), dict):
         arguments["schedule"] = Schedule.from_dict(arguments["schedule"])
     return cls(dim=dim, codebook_size=codebook_size, accept_image_fmap=True, **arguments)
+
+
+def has_neighbor_term(kind: str, options: dict[str, Any]) -> bool:
+    """Whether the loss of this quantizer pulls neighbors, as the SOM-VAE's does."""
+    kind = options.get("quantizer", "kohonen") if kind == "residual" else kind
+    return kind == "som-vae" or (kind == "gradient" and options.get("neighborhood", "none") != "none")
+
+
+def spelled_out(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that is made now, with what it must name so that `as_meant` understands it."""
+    return {**REDUCTION, **options} if has_neighbor_term(kind, options) else options
+
+
+def as_meant(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that was written some time ago: what it leaves open is as it was then."""
+    return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else drop_ignored(options)
 
 
 def codes_of(quantizers: Any) -> int:

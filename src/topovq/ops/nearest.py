@@ -13,6 +13,8 @@ their distance from the origin. A few codes far away from the others do not move
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -121,6 +123,20 @@ _nearest = torch.library.custom_op("topovq::nearest", _compute, mutates_args=())
 @_nearest.register_fake
 def _(x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str) -> Tensor:
     return x_ND.new_empty(x_ND.shape[0], dtype=torch.int64)
+
+
+@_nearest.register_vmap
+def _(
+    info: Any, in_dims: tuple[Any, ...], x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str
+) -> tuple[Tensor, int]:
+    """Vectors of all batches are one batch; where the codes differ, too, there is one search for each of them."""
+    x_dim, codes_dim = in_dims[:2]
+    if codes_dim is None:
+        x_BND = x_ND.movedim(x_dim, 0)
+        return _nearest(x_BND.flatten(0, 1), codes_KD, metric, precision).unflatten(0, x_BND.shape[:2]), 0
+    codes_BKD = codes_KD.movedim(codes_dim, 0)
+    x_BND = x_ND.expand(info.batch_size, *x_ND.shape) if x_dim is None else x_ND.movedim(x_dim, 0)
+    return torch.stack([_nearest(x, codes, metric, precision) for x, codes in zip(x_BND, codes_BKD)]), 0
 
 
 def _nearest_blocked(x_ND: Tensor, center_D: Tensor, w_KD: Tensor, bias_K: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Legend: N vectors x, K codes w, D dimensions.
     index = nearest(x, w);   q = w[index];   error = mean |x - q|^2 per element over the valid vectors
     S, c = accumulate(x, index) over the valid vectors
 A vector is valid where `keep` is True and all its entries are finite. Gradients: dq/dx = I (straight-through), and
-d error/dx = 2 (x - q) / (valid * D). The codes get none here.
+d error/dx = 2 (x - q) / (valid * D), in which q is a constant: the second derivative is 2 / (valid * D). The codes get
+none here.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
-from topovq.ops.direct import plain
+from topovq.ops.direct import plain, transformed
 from topovq.ops.nearest import check_metric, check_precision, nearest
 
-# Up to so many codes are copied for the backward pass on CUDA, with the choices in 16 bits: it need not read q then.
-FEW = 2048
+# Up to so many codes are copied for the backward pass on CUDA, with the choices in 16 bits: it need not read q then,
+# which is the caller's to change.
+FEW = 2**15
 
 
 class Choice(NamedTuple):
@@ -46,7 +48,7 @@ def quantize(
     check_metric(metric)
     check_precision(precision)
     codes_KD = codes_KD.detach()
-    operation = _Direct.apply if plain(x_ND, codes_KD) else _quantize
+    operation = _Direct.apply if plain(x_ND, codes_KD) else _by_torch if transformed() else _quantize
     return Choice(*operation(x_ND, codes_KD, keep_N, metric, precision, stats)[:6])
 
 
@@ -61,21 +63,38 @@ def _compute(
 
         deterministic = stats and torch.are_deterministic_algorithms_enabled()
         return quantize_triton(x_ND, codes_KD, keep_N, metric, precision, stats, deterministic, k <= FEW)
+    q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N, share = _chosen(
+        x_ND, codes_KD, keep_N, metric, precision, stats
+    )
+    nothing = codes_KD.new_empty(0, d), index_N.new_empty(0, dtype=torch.int16)
+    return q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share, *nothing
+
+
+def _chosen(
+    x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The first eight of `_compute`, by torch's own operations; the error can be differentiated, q is a constant."""
     with torch.autocast(x_ND.device.type, enabled=False):
         finite_N = x_ND.isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
         index_N = nearest(x_ND, codes_KD, metric, precision)
         q_ND = codes_KD[index_N]
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
-        share = 1 / (valid_N.sum() * d).clamp(min=1).to(dtype)
+        share = 1 / (valid_N.sum() * x_ND.shape[1]).clamp(min=1).to(dtype)
         apart_ND = torch.where(valid_N[:, None], x_ND.to(dtype) - q_ND, 0)
         error = apart_ND.square().sum() * share
-        sums_KD, counts_K = accumulate(x_ND[:0], index_N[:0], 0)
+        sums_KD, counts_K = codes_KD.new_empty(0, x_ND.shape[1], dtype=dtype), codes_KD.new_empty(0, dtype=dtype)
         if stats:
-            sums_KD, counts_K = accumulate(x_ND, torch.where(valid_N, index_N, -1), k)
-        skipped = (~finite_N).sum()
-        nothing = codes_KD.new_empty(0, d), index_N.new_empty(0, dtype=torch.int16)
-        return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share, *nothing
+            sums_KD, counts_K = accumulate(x_ND.detach(), torch.where(valid_N, index_N, -1), codes_KD.shape[0])
+        return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, (~finite_N).sum(), valid_N, share
+
+
+def _by_torch(x_ND: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """The same within a transform of torch.func or a level of forward-mode derivatives, which know torch's operations
+    and do not look into ours."""
+    q_ND, *rest = _chosen(x_ND, *arguments)
+    at_ND = x_ND.detach()
+    return q_ND + torch.where(at_ND.isfinite(), x_ND - at_ND, 0), *rest  # + 0, whose derivative is I
 
 
 def _by_kernels(x_ND: Tensor) -> bool:
@@ -120,6 +139,19 @@ def _compute_backward(
         from topovq.ops.triton_quantize import backward_triton
 
         return backward_triton(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share)
+    return _backward_by_torch(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share)
+
+
+def _backward_by_torch(
+    grad_ND: Tensor,
+    grad_error: Tensor,
+    x_ND: Tensor,
+    rows: Tensor,
+    row_of_N: Tensor | None,
+    valid_N: Tensor,
+    share: Tensor,
+) -> Tensor:
+    """The same, which can be differentiated once more."""
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     q_ND = rows if row_of_N is None else rows[row_of_N.long()].to(x_ND.dtype)
     apart_ND = torch.where(valid_N[:, None], x_ND.to(dtype) - q_ND.to(dtype), 0)
@@ -135,10 +167,13 @@ def _(grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, *_: object) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q_ND, valid_N, share, kept_KD, choice_N = (output[i] for i in (0, 6, 7, 8, 9))
-    rows, row_of_N = (kept_KD, choice_N) if kept_KD.shape[0] else (q_ND, None)
-    ctx.save_for_backward(inputs[0], rows, row_of_N, valid_N, share)
     ctx.set_materialize_grads(False)
+    if not ctx.needs_input_grad[0]:
+        return
+    q_ND, valid_N, share, kept_KD, choice_N = (output[i] for i in (0, 6, 7, 8, 9))
+    # A copy: q is the caller's, who may change it in place. A compiler leaves it out where nobody does.
+    rows, row_of_N = (kept_KD, choice_N) if kept_KD.shape[0] else (q_ND.detach().clone(), None)
+    ctx.save_for_backward(inputs[0], rows, row_of_N, valid_N, share)
 
 
 def _backward(ctx: Any, grad_ND: Tensor | None, grad_error: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -149,6 +184,8 @@ def _backward(ctx: Any, grad_ND: Tensor | None, grad_error: Tensor | None, *_: A
     if grad_ND is None:
         grad_ND = torch.zeros_like(x_ND)
     operation = _compute_backward if plain(x_ND, grad_ND) else _quantize_backward
+    if torch.is_grad_enabled():  # somebody wants a second derivative (create_graph=True)
+        operation = _backward_by_torch
     return operation(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share), *nothing
 
 

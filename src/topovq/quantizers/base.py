@@ -29,7 +29,7 @@ from topovq.quantizers.extras import Extras
 from topovq.quantizers.gradients import rotate_to
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.orthogonal import orthogonality
-from topovq.quantizers.recompute import in_backward, may_be_recomputed
+from topovq.quantizers.recompute import in_backward, may_be_recomputed, refuse_transforms
 from topovq.quantizers.results import Ask, LossBreakdown, Part, Quantized
 from topovq.quantizers.weighting import WeightLike, learn_weighted
 
@@ -155,6 +155,8 @@ class Quantizer(Layout):
             z = torch.where(mask[..., None], z, 0)
         z_NHD = self.project_in(z).reshape(-1, self.heads, self.codebook_dim)
         keep_N = None if mask is None else mask.reshape(-1)
+        if self.training and not ask.frozen:
+            refuse_transforms(type(self).__name__)
 
         if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
             keep = None if keep_N is None else keep_N.repeat_interleave(self.heads)

@@ -15,6 +15,7 @@ from topovq.ops.nearest import check_metric, check_precision
 from topovq.ops.quantize import Choice
 from topovq.quantizers.arguments import ADVICE, refuse_arguments
 from topovq.quantizers.base import Quantizer
+from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
 from topovq.saving import HubModule
@@ -48,7 +49,8 @@ class KohonenVQ(Quantizer, HubModule):
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
         threshold_ema_dead_code     revive codes whose count is under this share of the mean count (0: never)
         ema_update, freeze_codebook False / True: codes do not move (but ema_update=False may start from the data)
-        learnable_codebook          codes are parameters, moved by the codebook loss (needs ema_update=False)
+        learnable_codebook          codes are parameters, moved by the codebook loss (needs ema_update=False) without
+                                    neighbors (GradientVQ has a loss with them)
                                     None, for both and for rotation_trick: vector-quantize-pytorch's default
         sync_codebook               None: statistics are summed over all ranks wherever a process group exists
     The layer
@@ -118,6 +120,8 @@ class KohonenVQ(Quantizer, HubModule):
             raise ValueError(
                 "learnable_codebook=True needs ema_update=False: codes follow either the gradient or the running means"
             )
+        if learnable_codebook and not self.pulls_neighbors:
+            neighborhood = without_neighborhood(steps, neighborhood, tau, radius, schedule)
         if use_cosine_sim and metric not in ("euclidean", "cosine"):
             raise ValueError(f"use_cosine_sim=True and metric={metric!r} exclude each other: give one")
         metric = "cosine" if use_cosine_sim else metric
@@ -161,23 +165,21 @@ class KohonenVQ(Quantizer, HubModule):
         )
 
     codebook_weight = 1.0
+    pulls_neighbors = False  # whether the loss that moves codes which are parameters has a term for the neighborhood
+
+    @classmethod
+    def _from_pretrained(cls, **arguments: Any) -> Any:
+        return super()._from_pretrained(**(arguments if cls.pulls_neighbors else drop_ignored(arguments)))
 
     def _codebook_loss(
         self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
     ) -> Tensor | None:
-        """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors.
-
-        Its value is the error of the choice; its gradient, 2 (c_k w_k - S_k) / (valid * D), comes from the sums and
-        counts, which are there already: no gather, whose gradient is slow.
-        """
+        """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors."""
         if not book.learnable or self.output_moves_codes:
             return None
         loss = choice.error.detach()
         if learns:
-            counts_K, sums_KD, codes_KD = choice.counts_K.detach(), choice.sums_KD.detach(), book.codes.detach()
-            share = 2 / (counts_K.sum() * codes_KD.shape[1]).clamp(min=1)
-            linear = (book.free_codes() * (share * (counts_K[:, None] * codes_KD - sums_KD))).sum()
-            loss = loss + (linear - linear.detach())
+            loss = codebook_loss(book.free_codes(), choice.sums_KD, choice.counts_K, loss)
         return self.codebook_weight * loss
 
     @property
@@ -194,6 +196,29 @@ def codebook_kind(learnable: bool, revived: bool, extras: Extras) -> type[Codebo
     if learnable:
         return RevivingCodebook if revived else Codebook
     return PenalizedCodebook if extras.orthogonal_reg_weight else Codebook
+
+
+REACH = ("steps", "neighborhood", "tau", "radius", "schedule")  # the arguments that make a neighborhood
+
+
+def without_neighborhood(*reach: Any) -> str:
+    """The name of no neighborhood, for codes that the codebook loss moves; values of REACH that ask for one are
+    refused."""
+    given = [f"{name}={value!r}" for name, value in zip(REACH, reach) if value is not None and value != "none"]
+    if given:
+        raise ValueError(
+            f"learnable_codebook=True and {', '.join(given)} exclude each other: the codebook loss moves the chosen "
+            "codes alone; GradientVQ(..., neighborhood='hard') has a loss that moves their neighbors, too"
+        )
+    return "none"
+
+
+def drop_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer that was saved when learnable codes could be given a neighborhood, without it: nothing
+    used it."""
+    if not arguments.get("learnable_codebook"):
+        return arguments
+    return {name: value for name, value in arguments.items() if name not in REACH}
 
 
 def valid_index(x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None) -> Tensor:

@@ -1,8 +1,16 @@
-"""Activation checkpointing runs a forward twice: which of the two is this?"""
+"""Who calls this forward: activation checkpointing, for the first or the second time, or torch.func?"""
 
 from __future__ import annotations
 
 import torch
+
+
+def refuse_transforms(where: str) -> None:
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            f"{where}: a training step moves the codes in place, which torch.func (grad, jvp, vmap) does not allow; "
+            "call eval() or pass freeze_codebook=True, or use torch.autograd and, instead of vmap, one larger batch"
+        )
 
 
 def in_backward() -> bool:

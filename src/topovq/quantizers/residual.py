@@ -13,8 +13,8 @@ from topovq.quantizers.arguments import FORWARD_ADVICE, RESIDUAL_ADVICE, refuse_
 from topovq.quantizers.beam import beam_search
 from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.dropout import Dropout
-from topovq.quantizers.gradient import GradientVQ
-from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
+from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.recompute import in_backward
 from topovq.quantizers.results import Quantized
@@ -99,12 +99,21 @@ class ResidualVQ(Layout, Stack, HubModule):
         if self.codebook_dim != dim:
             self.project_in, self.project_out = nn.Linear(dim, self.codebook_dim), nn.Linear(self.codebook_dim, dim)
         options = {**options, **DIVEQ} if diveq else options
-        self.layers = nn.ModuleList(QUANTIZERS[quantizer](self.codebook_dim, size, **options) for size in sizes)
+        kind = QUANTIZERS[quantizer]
+        if kind is GradientVQ:
+            options = {**REDUCTION, **options}
+            (getattr(self, "_hub_mixin_config", None) or {}).update(neighbor_reduction=options["neighbor_reduction"])
+        self.layers = nn.ModuleList(kind(self.codebook_dim, size, **options) for size in sizes)
         if shared_codebook:
             for layer in self.quantizers[1:]:
                 layer.codebooks = self.quantizers[0].codebooks
             with self.quantizers[0].accumulate():
                 pass  # makes the buffer that every forward will need, so that no address changes later
+
+    @classmethod
+    def _from_pretrained(cls, **arguments: Any) -> Any:
+        before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
+        return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topovq.training import TrainConfig, read_record
-from topovq.training.config import NOT_IN_ID, NOT_IN_RECORD
+from topovq.training.config import NOT_IN_ID, NOT_IN_RECORD, told_options
 
 # What decides a result. Where the data lies does not: what was found there is in the record's `source_` fields.
 NOT_DECISIVE = (*NOT_IN_ID, *NOT_IN_RECORD, "data_path")
@@ -31,7 +31,7 @@ def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     for field in DECISIVE:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         values[field.name] = config.get(field.name, default)
-    return values
+    return {**values, "quantizer_options": told_options(config)}
 
 
 def resolved(config: TrainConfig) -> TrainConfig:

@@ -87,11 +87,11 @@ def rows_of(
     *,
     partial: bool,
 ) -> tuple[list[Row], list[str]]:
-    """Every cell with its runs, and a partial table's notes on what it lacks.
+    """Every cell with its runs, and notes on what is lacking.
 
-    Without `partial` anything that is lacking raises IncompleteTable.
+    Without `partial` anything that is lacking raises IncompleteTable, but for rows that nobody has run yet.
     """
-    rows, missing, otherwise = [], [], []
+    rows, missing, pending, otherwise = [], [], [], []
     for cell in chosen:
         runs, lacking = [], []
         for seed in cell.seeds(seeds):
@@ -104,7 +104,9 @@ def rows_of(
             instead = library.instead(config)
             if instead:
                 otherwise.append(f"{cell.name} seed {seed}: {instead}")
-        if lacking:
+        if cell.pending and not runs:
+            pending.append(cell.name)
+        elif lacking:
             missing.append(f"{cell.name} (seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))})")
         rows.append(Row(cell, cell.config(0, steps).steps, runs))
     mixed = mixtures(found for row in rows for found in row.runs)
@@ -121,7 +123,8 @@ def rows_of(
         )
     if not any(row.runs for row in rows):
         raise IncompleteTable(f"there is no finished run of {where}; {'; '.join(problems)}")
-    return rows, [f"PARTIAL: {problem}." for problem in problems]
+    notes = [f"Not measured yet: {some(pending)}."] if pending else []
+    return rows, [*(f"PARTIAL: {problem}." for problem in problems), *notes]
 
 
 def mixtures(runs: Iterable[Found]) -> list[str]:

@@ -157,10 +157,12 @@ def _notes(rows: list[Row]) -> list[str]:
         notes.append("gaussian is the paper's formula, exponential the one in its authors' code.")
     if any(row.cell.key[1:3] == ("cifar10", "ema") and row.cell.count_init == "0" for row in rows):
         notes.append("The paper's ema rows with count_init 0 are of ten seeds that it calls good; ours are not chosen.")
-    if any(row.cell.method == "som-vae" for row in rows):
+    if any(row.cell.method.startswith("som-vae") for row in rows):
         notes.append(
-            "som-vae pulls neighbors toward the winning code, as the authors' code does, with the weight 0.1 that "
-            "their last sweep appears to use; som-vae-TARGET-WEIGHT toward the target with the weight it names."
+            "som-vae pulls neighbors toward the winning code, as the authors' code does, by squared distances that are "
+            "summed over dimensions, with the weight 0.1 that their last sweep appears to use. "
+            "som-vae-TARGET-mean-WEIGHT pulls them toward the target it names, by the mean over dimensions: with "
+            f"{rows[0].cell.setting.code_dim} of them, a weight has 1/{rows[0].cell.setting.code_dim} of the effect."
         )
     apart = [] if other else [text for row in rows if (text := _apart(row, _telling(rows)))]
     if apart:

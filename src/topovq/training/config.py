@@ -6,20 +6,20 @@ import dataclasses
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from topovq.models import MODELS, Tokenizer, check_name, check_options
+from topovq.models import MODELS, Tokenizer, as_meant, check_name, check_options, spelled_out
 from topovq.neighborhood import recommended, recommended_decay
-from topovq.quantizers.kohonen import make_grid
+from topovq.quantizers.kohonen import REACH, make_grid
 from topovq.training.record import RECORD_FILE, read_record
 
 # What changes where or how a run is done and watched, but not which experiment it is.
 NOT_IN_ID = ("out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb")
 SCHEDULED = ("kohonen", "soft")  # quantizers whose recommended neighborhood shrinks with the training
-NEIGHBORHOOD_OPTIONS = ("steps", "neighborhood", "tau", "radius", "schedule")
 DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4)}  # batch size and learning rate of the paper's models
 
 
@@ -110,26 +110,34 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(resolved, name)!r} must be above 0")
         if resolved.precision not in ("bf16", "fp32"):
             raise ValueError(f"precision={resolved.precision!r} is unknown; use auto, bf16 or fp32")
-        resolved.quantizer_options = resolved._scheduled_options()
+        resolved.quantizer_options = resolved._scheduled_options(resolved._started_options())
         if resolved.out is None:
             resolved.out = Path("runs") / resolved.run_id
         return resolved
 
-    def _scheduled_options(self) -> dict[str, Any]:
+    def _started_options(self) -> dict[str, Any] | None:
+        """The quantizer's options of the run that is resumed; None where none is."""
+        if not self.resume or self.out is None or not (self.out / RECORD_FILE).exists():
+            return None
+        return told_options(read_record(self.out / RECORD_FILE)[0])
+
+    def _scheduled_options(self, started: dict[str, Any] | None) -> dict[str, Any]:
         """The quantizer's options with the recommended neighborhood spelled out, where it is left open.
 
         So the record says what was run, and a change of what is recommended is another run. A run that is resumed keeps
         the schedule it was started with: more steps are trained at its last width.
         """
         options = self.quantizer_options
+        if started is not None and "neighbor_reduction" in started:
+            options = {"neighbor_reduction": started["neighbor_reduction"], **options}
+        options = spelled_out(self.quantizer, options)
         kind = options.get("quantizer", "kohonen") if self.quantizer == "residual" else self.quantizer
-        given = [name for name in NEIGHBORHOOD_OPTIONS if options.get(name) is not None]
-        if kind not in SCHEDULED or (given and given != ["steps"]):
+        given = [name for name in REACH if options.get(name) is not None]
+        if kind not in SCHEDULED or options.get("learnable_codebook") or (given and given != ["steps"]):
             return options
         kept = {name: value for name, value in options.items() if name != "steps"}
-        if not given and self.resume and self.out is not None and (self.out / RECORD_FILE).exists():
-            started = read_record(self.out / RECORD_FILE)[0].get("quantizer_options", {})
-            names = (*NEIGHBORHOOD_OPTIONS, "decay", "update_empty")
+        if not given and started is not None:
+            names = (*REACH, "decay", "update_empty")
             return {**{name: started[name] for name in names if name in started}, **kept}
         topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
         grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap)
@@ -172,3 +180,9 @@ class TrainConfig:
             std=list(map(float, std)),
             **self.model_options,
         )  # type: ignore[call-arg]
+
+
+def told_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantizer's options that a record's first line tells of, as they were meant when it was written."""
+    default = TrainConfig.__dataclass_fields__["quantizer"].default
+    return as_meant(config.get("quantizer", default), config.get("quantizer_options", {}))

@@ -24,7 +24,7 @@ from topovq.atlas import charts, map_picture
 from topovq.files import write_atomic
 from topovq.models import Tokenizer
 from topovq.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from topovq.training.config import TrainConfig
+from topovq.training.config import TrainConfig, told_options
 from topovq.training.cost import Cost
 from topovq.training.distributed import World, join_world, pick_device
 from topovq.training.evaluate import Validation
@@ -79,12 +79,12 @@ def check_folder(config: TrainConfig) -> RunResult | None:
         raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
     if started:
         lines = read_record(folder / RECORD_FILE)
-        ours = config.as_dict()
-        differing = [n for n in ours if n not in MAY_DIFFER and lines[0].get(n) != ours[n]]
+        ours, theirs = config.as_dict(), {**lines[0], "quantizer_options": told_options(lines[0])}
+        differing = [n for n in ours if n not in MAY_DIFFER and theirs.get(n) != ours[n]]
         if differing:
             raise ValueError(
                 f"the run in {folder} was started with "
-                + ", ".join(f"{n}={lines[0].get(n)!r}" for n in differing)
+                + ", ".join(f"{n}={theirs.get(n)!r}" for n in differing)
                 + " but is resumed with "
                 + ", ".join(f"{n}={ours[n]!r}" for n in differing)
             )
