@@ -1,4 +1,4 @@
-"""What a codebook promises beside its rule: freezing, reviving, starting, accumulating, precision, figures, state."""
+"""What a codebook promises beside its rule: freezing, starting, accumulating, precision, figures, state."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood
 from topovq.ops.nearest import nearest_reference
 
-# Freezing, reviving, setting
+# Freezing, setting
 
 
 @pytest.mark.parametrize("kind", ["none", "hard"])
@@ -33,68 +33,6 @@ def test_frozen_codes_stay_and_the_others_move_as_ever(kind):
         assert torch.equal(book.state_dict()[name][moving], free.state_dict()[name][moving])
     assert not torch.equal(book.codes[moving], before["codes"][moving])
     assert torch.equal(book.hits, free.hits)  # they are still chosen
-
-
-def revived_book(scale: float = 1.0, **options) -> tuple[Codebook, torch.Tensor]:
-    """Counts 10, 0.5, 10, 9.5 times scale: their mean is 7.5 times scale, of which a tenth is 0.75."""
-    book = book_of(torch.zeros(4, 2), "none", update_empty=False, dead_threshold=0.1, **options)
-    book.counts.copy_(torch.tensor([10, 0.5, 10, 9.5]) * scale)
-    return book, torch.arange(16.0).view(8, 2) + 1
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
-def test_revival_is_relative_to_the_mean_count(scale):
-    book, x = revived_book(scale)
-    before = state_of(book)
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    for name in ("codes", "sums", "counts"):
-        assert torch.equal(book.state_dict()[name][[0, 2, 3]], before[name][[0, 2, 3]])
-    # The code is a vector of the batch, its count the mean, its sum the one that goes with them.
-    assert (x == book.codes[1]).all(1).any()
-    assert book.counts[1].item() == pytest.approx(7.5 * scale)
-    torch.testing.assert_close(book.sums[1] / book.counts[1], book.codes[1])
-
-
-def test_a_revived_code_is_not_undone_by_the_next_update():
-    book, x = revived_book()
-    book.update_empty = True
-    book.eps = 1e-5
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    revived = book.codes[1].clone()
-    learn(book, x, torch.zeros(8, dtype=torch.int64))
-    torch.testing.assert_close(book.codes[1], revived, rtol=1e-4, atol=0)
-    # Chosen once, it goes a quarter of the way that the weights 0.75 * mean and 0.25 * 1 give.
-    book, x = revived_book()
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    revived = book.codes[1].clone()
-    learn(book, x[:1], [1])
-    torch.testing.assert_close(book.codes[1], (0.75 * 7.5 * revived + 0.25 * x[0]) / (0.75 * 7.5 + 0.25))
-
-
-def test_revival_takes_valid_vectors_and_leaves_frozen_codes():
-    for _ in range(10):
-        book, x = revived_book()
-        valid = torch.arange(8) == 5
-        x[~valid] = float("nan")
-        book.revive(x, valid)
-        assert torch.equal(book.codes[1], torch.tensor([11.0, 12.0]))
-    for valid, frozen in ((torch.zeros(8, dtype=torch.bool), False), (torch.ones(8, dtype=torch.bool), True)):
-        book, x = revived_book()
-        book.frozen[1] = frozen
-        before = state_of(book)
-        book.revive(x, valid)
-        assert_state(book, before)
-    book, _ = revived_book()
-    before = state_of(book)
-    book.revive(torch.zeros(0, 2), torch.zeros(0, dtype=torch.bool))
-    assert_state(book, before)
-
-
-def test_two_dead_codes_start_at_different_vectors():
-    book, x = revived_book()
-    book.counts.copy_(torch.tensor([0.0, 0.0, 10.0, 10.0]))
-    book.revive(x, torch.ones(8, dtype=torch.bool))
-    assert not torch.equal(book.codes[0], book.codes[1])
 
 
 @pytest.mark.parametrize("count_init", [0.0, 1.0, 4.0])
@@ -193,6 +131,35 @@ def test_invalid_vectors_do_not_start_codes():
     assert (codes[:, None] == x[valid][None]).all(2).any(1).all()
 
 
+# A decay of 1
+
+
+@pytest.mark.parametrize("kind", ["none", "hard"])
+@pytest.mark.parametrize("count_init", [0.0, 1.0])
+def test_a_decay_of_one_keeps_the_codes_and_follows_their_use(kind, count_init):
+    codes = torch.randn(6, 3)
+    book = book_of(codes, kind, 2, 3, decay=1.0, count_init=count_init)
+    book.counts.copy_(torch.arange(6.0))  # smoothing them would move the codes
+    for _ in range(3):
+        learn(book, torch.randn(40, 3), torch.arange(40) % 2)
+    assert torch.equal(book.codes, codes)
+    assert torch.equal(book.sums, codes)
+    assert book.counts.tolist() == [0, 1, 2, 3, 4, 5]
+    assert book.step.item() == 3
+    assert book.usage().item() == pytest.approx(2 / 6)
+    assert book.perplexity().item() == pytest.approx(2)
+    assert book.read_health()[4].item() == pytest.approx(40 * (1 + 0.99 + 0.99**2), rel=1e-5)
+
+
+def test_with_a_decay_of_one_codes_may_start_from_data():
+    x = torch.randn(50, 2)
+    book = started(x, kmeans_iters=0, decay=1.0)
+    codes = book.codes.clone()
+    assert (codes[:, None] == x[None]).all(2).any(1).all()
+    learn(book, x, book.search(x))
+    assert torch.equal(book.codes, codes)
+
+
 # Accumulating
 
 
@@ -207,7 +174,7 @@ def test_accumulated_updates_are_one_large_batch(kind, dtype, tolerance):
         with parts.accumulate_updates():
             learn(parts, x[:20], index[:20])
             learn(parts, x[20:40], index[20:40], skipped=3)
-            assert_state(parts, before)
+            assert_state(parts, before | {"pending": parts.pending})
         learn(parts, x[40:], index[40:])
         learn(whole, x, index, skipped=3)
         for name, value in whole.state_dict().items():
@@ -240,7 +207,7 @@ def test_half_precision_leaves_the_state_as_it_is(convert):
     assert_state(book.to(getattr(torch, {"half": "float16"}.get(convert, convert))), before)
     for name, value in book.state_dict().items():
         expected = {"step": torch.int64, "skipped": torch.int64, "frozen": torch.bool, "initialized": torch.bool}
-        expected["grid_shape"] = torch.int64
+        expected |= {"grid_shape": torch.int64, "idle": torch.int32}
         assert value.dtype == expected.get(name, torch.float32), name
 
 
@@ -305,12 +272,12 @@ def test_perplexity_and_usage():
     assert book.hits.tolist() == [0.5, 0.5, 1, 0]
     assert book.perplexity().item() == pytest.approx(2.8284271, rel=1e-6)
     assert book.usage().item() == 0.75
-    # Chosen once, a code counts as used for 1 / (1 - decay) = 2 more updates, one chosen twice for one more than that.
+    # A code counts as used in the 1 / (1 - decay) = 2 updates from the one that chose it, however often it did.
     used = []
-    for _ in range(4):
+    for _ in range(3):
         learn(book, torch.zeros(1, 1), [3])
         used.append(book.usage().item())
-    assert used == [1, 1, 0.5, 0.25]
+    assert used == [1, 0.25, 0.25]
 
 
 def test_usage_without_memory_is_that_of_the_last_batch():
@@ -395,12 +362,19 @@ def test_a_batch_of_nothing_changes_nothing_where_codes_are_parameters():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decay": 1.0}, r"decay=1.0 must be at least 0 and below 1"),
+        ({"decay": 1.01}, r"decay=1.01 must be from 0 to 1"),
+        ({"decay": float("nan")}, r"decay=nan must be from 0 to 1"),
         ({"decay": -0.1}, r"decay=-0.1"),
         ({"eps": 0.0}, r"eps=0.0 must be above 0"),
         ({"count_init": -1.0}, r"count_init=-1.0 must be at least 0"),
         ({"count_smoothing": "both"}, r"count_smoothing='both' is unknown; choose one of 'carried', 'copy'"),
-        ({"dead_threshold": 2.0}, r"threshold_ema_dead_code=2.0 .*share of the mean"),
+        (
+            {"dead_threshold": -0.1},
+            r"threshold_ema_dead_code=-0.1 must be 0 .*share of the mean .*, or a count",
+        ),
+        ({"dead_threshold": float("nan")}, r"threshold_ema_dead_code=nan must be 0"),
+        ({"dead_threshold": float("inf")}, r"threshold_ema_dead_code=inf must be 0"),
+        ({"dead_threshold": 2, "decay": 1.0}, r"threshold_ema_dead_code=2 needs running counts.*decay=1"),
         ({"dead_threshold": 0.1, "learnable": True}, r"threshold_ema_dead_code=0.1 needs running counts"),
         ({"dead_threshold": 0.1, "ema_update": False}, r"threshold_ema_dead_code=0.1 needs running counts"),
         ({"eps": float("nan")}, r"eps=nan must be above 0"),

@@ -411,11 +411,6 @@ def test_fault_12_dead_means_relative_to_the_mean_count(repeats):
     assert vq.codebook[2, 0] <= 30
 
 
-def test_fault_12_an_absolute_count_is_refused():
-    with pytest.raises(ValueError, match=r"threshold_ema_dead_code=2 must be.*share of the mean"):
-        KohonenVQ(8, 16, threshold_ema_dead_code=2)
-
-
 # 13. N x K distances and one-hots exist in memory, several times over.
 
 

@@ -34,6 +34,7 @@ ROOMS = [
     "saving",
     "metrics",
     "codebook",
+    "state",
     "health",
     "rules",
     "neighborhood",

@@ -11,45 +11,33 @@ With A = I this is EMA-VQ. Two details decide how it behaves (see docs/learning-
                      False: a code that receives no weight in this batch keeps m, N and w, and nothing is smoothed.
     count_smoothing  "carried": N~ replaces N (the paper's numbers); "copy": N~ only divides m.
 
-Statistics stay float32 through .half(), .bfloat16() and autocast, and are changed in place: their addresses never
-change. Nothing here waits for the device.
+With decay = 1 codes stay where they start. Statistics are changed in place: their addresses never change. Nothing here
+waits for the device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from topovq import health, ranks
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.nearest import nearest
-from topovq.ops.update import update
+from topovq.ops.update import follow_use, update
+from topovq.state import CodebookState
 
 COUNT_SMOOTHINGS = ("carried", "copy")
+USUAL_DECAY = 0.99  # of the figures, where decay = 1 would never change them
 
 
-class Codebook(nn.Module):
+class Codebook(CodebookState):
     """K codes of D dimensions on a map, with the running statistics that move them."""
-
-    codes: Tensor  # [K, D]
-    sums: Tensor  # [K, D], m
-    counts: Tensor  # [K], N
-    hits: Tensor  # [K], running mean of how often each code is chosen per batch
-    step: Tensor  # int64: updates so far
-    skipped: Tensor  # int64: vectors with NaN or infinity seen in training
-    frozen: Tensor  # bool [K]
-    initialized: Tensor  # bool
-    grid_shape: Tensor  # int64 [grid axes]: what the order of the codes means
-    pending: Tensor | None  # statistics of forwards that are still to be learned from
-    codes_before: Tensor | None  # [K, D], the codes before the last update
-    step_before: Tensor | None  # int64, its number
 
     def __init__(
         self,
@@ -70,9 +58,8 @@ class Codebook(nn.Module):
         ema_update: bool = True,
         sync: bool = True,
     ) -> None:
-        super().__init__()
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay={decay!r} must be at least 0 and below 1 (0.99 is usual)")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay={decay!r} must be from 0 to 1 (0.99 is usual, 1 keeps the codes where they start)")
         if not 0 < eps < math.inf:
             raise ValueError(f"eps={eps!r} must be above 0 (1e-5 is usual)")
         if not 0 <= count_init < math.inf:
@@ -80,19 +67,31 @@ class Codebook(nn.Module):
         if count_smoothing not in COUNT_SMOOTHINGS:
             choices = ", ".join(map(repr, COUNT_SMOOTHINGS))
             raise ValueError(f"count_smoothing={count_smoothing!r} is unknown; choose one of {choices}")
-        if not 0 <= dead_threshold < 1:
+        if not 0 <= dead_threshold < math.inf:
             raise ValueError(
-                f"threshold_ema_dead_code={dead_threshold!r} must be at least 0 and below 1: it is a share of the mean "
-                "count (a code chosen less than that often is revived), not an absolute count"
+                f"threshold_ema_dead_code={dead_threshold!r} must be 0 (never), a share of the mean count below 1, or "
+                "a count of vectors per batch of at least 1: a code chosen less than that often is revived"
             )
-        if dead_threshold and (learnable or not ema_update):
+        moves = ema_update and decay < 1
+        if dead_threshold and (learnable or not moves):
             raise ValueError(
                 f"threshold_ema_dead_code={dead_threshold!r} needs running counts, which codes that follow the "
-                "gradient, or nothing (ema_update=False), do not have: leave it out"
+                "gradient, or nothing (ema_update=False, decay=1), do not have: leave it out"
             )
         if kmeans_iters < 0:
             raise ValueError(f"kmeans_iters={kmeans_iters!r} must be at least 0 (0 starts from vectors of the data)")
-        self.neighborhood = neighborhood
+        size = neighborhood.grid.size
+        codes = torch.randn(size, dim, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+        super().__init__(
+            F.normalize(codes, dim=1) if metric == "cosine" else codes,
+            neighborhood,
+            count_init=count_init,
+            learnable=learnable,
+            memory=decay if decay < 1 else USUAL_DECAY,
+            initialized=not kmeans_init,
+            # Where empty codes keep their counts, those do not tell how much a code received lately.
+            follow_weight=dead_threshold > 0 and not update_empty,
+        )
         self.metric = metric
         # Cosine's codes and vectors have length one; a layer whose codes keep their lengths sets this to False.
         self.unit_length = metric == "cosine"
@@ -104,38 +103,11 @@ class Codebook(nn.Module):
         self.count_smoothing = count_smoothing
         self.dead_threshold = dead_threshold
         self.kmeans_iters = kmeans_iters
-        self.ema_update = ema_update
+        self.ema_update = moves
         self.sync = sync
         self.accumulating = False
         # The codes when their health was last read. No buffer: it is nobody's state but this process's.
         self.codes_read: Tensor | None = None
-
-        size = neighborhood.grid.size
-        codes = torch.randn(size, dim)
-        if self.unit_length:
-            codes = F.normalize(codes, dim=1)
-        if learnable:
-            self.codes = nn.Parameter(codes)
-        else:
-            self.register_buffer("codes", codes)
-            self.register_buffer("sums", codes.clone())
-            self.register_buffer("counts", torch.full((size,), float(count_init)))
-        self.learnable = learnable
-        self.register_buffer("hits", torch.zeros(size))
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("frozen", torch.zeros(size, dtype=torch.bool))
-        self.register_buffer("initialized", torch.tensor(not kmeans_init))
-        self.register_buffer("grid_shape", torch.tensor(neighborhood.grid.shape))
-        # On the host, so that no step asks the device whether the codebook has been initialized.
-        self.is_initialized = not kmeans_init
-        self.register_buffer("pending", None, persistent=False)
-        self.register_buffer("codes_before", None, persistent=False)
-        self.register_buffer("step_before", None, persistent=False)
-
-    @property
-    def size(self) -> int:
-        return self.codes.shape[0]
 
     # Using the codes
 
@@ -156,6 +128,8 @@ class Codebook(nn.Module):
         if not self.learnable:
             self.counts.fill_(self.count_init or 1.0)
             self.sums.copy_(self.codes * self.counts[:, None])
+        if self.received is not None:
+            self.received.copy_(self.counts)
         self.initialized.fill_(True)
         self.is_initialized = True
 
@@ -175,24 +149,27 @@ class Codebook(nn.Module):
             if self.pending is not None:
                 if self.accumulating:
                     self.pending.add_(stats)
+                    self.is_pending = True
                     return
                 stats = stats + self.pending
                 self.pending.zero_()
+                self.is_pending = False
             if distributed:
                 stats = ranks.sum_over_ranks(stats)
             sums_KD = stats[: sums_KD.numel()].view_as(sums_KD)
             counts_K, skipped = stats[sums_KD.numel() : -1], stats[-1].long()
         self.skipped += skipped
         if self.learnable or not self.ema_update:
-            live = counts_K.sum() > 0
-            self.hits.copy_(torch.where(live, self.decay * self.hits + (1 - self.decay) * counts_K, self.hits))
-            self.step += live
+            self.step += follow_use(self.hits, self.idle, counts_K, self.memory)
             return
+        if self.received is not None:
+            self._follow_weight(self.received, counts_K)
         update(
             self.codes,
             self.sums,
             self.counts,
             self.hits,
+            self.idle,
             self.step,
             self.frozen,
             sums_KD,
@@ -206,25 +183,43 @@ class Codebook(nn.Module):
             cosine=self.unit_length,
         )
 
+    def _follow_weight(self, received_K: Tensor, counts_K: Tensor) -> None:
+        """Move the running weight of the codes by a batch's counts, before `update` moves the rest.
+
+        It is at least `hits`, which are without neighbors and start from 0, and at most `counts`, which only decay in
+        updates that give a code something. A loader that knew no `received` may have left anything there.
+        """
+        _, weight_K = self.neighborhood.smooth(counts_K[:, None], counts_K, self.step)
+        sound_K = torch.maximum(self.hits, torch.minimum(received_K.nan_to_num(), self.counts))
+        moved_K = self.decay * sound_K + (1 - self.decay) * weight_K
+        received_K.copy_(torch.where(counts_K.sum() > 0, moved_K, received_K))
+
     @torch.no_grad()
     def revive(self, x_ND: Tensor, valid_N: Tensor) -> None:
-        """Codes whose count is under `dead_threshold` of the mean start anew at vectors of this batch.
+        """Codes that received too little lately start anew at vectors of this batch.
 
-        They get the mean count, with a sum to match: a revived code has as long to prove itself as any other.
+        A `dead_threshold` below 1 is a share of the mean count: revived codes get the mean, with a sum to match, and
+        have as long to prove themselves as any other. One of at least 1 is a count of vectors per batch, which revived
+        codes get.
         """
         candidates_KD, any_valid = sample_rows(x_ND, valid_N, self.size, self.sync)
-        mean = self.counts.mean()
-        dead_K = (self.counts < self.dead_threshold * mean) & any_valid & ~self.frozen
+        recent_K = self.counts if self.received is None else self.received
+        relative = self.dead_threshold < 1
+        least = self.dead_threshold * recent_K.mean() if relative else self.dead_threshold
+        dead_K = (recent_K < least) & any_valid & ~self.frozen
+        for running_K in (self.counts,) if self.received is None else (self.received, self.counts):
+            count = running_K.mean() if relative else self.dead_threshold
+            running_K.copy_(torch.where(dead_K, count, running_K))
         self.codes.copy_(torch.where(dead_K[:, None], candidates_KD, self.codes))
-        self.sums.copy_(torch.where(dead_K[:, None], candidates_KD * mean, self.sums))
-        self.counts.copy_(torch.where(dead_K, mean, self.counts))
+        self.sums.copy_(torch.where(dead_K[:, None], candidates_KD * self.counts[:, None], self.sums))
 
     @torch.no_grad()
     def initialize(self, x_ND: Tensor, valid_N: Tensor) -> None:
         """Start from the first batch: vectors drawn from it, then `kmeans_iters` steps of Lloyd's algorithm.
 
         An empty batch is none: the next one starts the codes. One without a valid vector counts, since only the device
-        knows, but leaves the codes as they are. Frozen codes stay where they are.
+        knows, but leaves the codes as they are. Frozen codes stay where they are, and so do codes that came from
+        elsewhere in whatever way: only the device knows that, too.
         """
         if not x_ND.shape[0] and not (self.sync and ranks.world_size() > 1):
             return
@@ -236,18 +231,28 @@ class Codebook(nn.Module):
             stats = ranks.sum_over_ranks(stats) if self.sync else stats
             counts_K1 = stats[:, -1:]
             codes_KD = torch.where(counts_K1 > 0, stats[:, :-1] / counts_K1.clamp(min=1), codes_KD)
-        self.set_codes(torch.where(any_valid & ~self.frozen[:, None], codes_KD, self.codes))
+        known = self.initialized | self.was_filled()
+        if self.metric == "cosine":
+            codes_KD = F.normalize(codes_KD, dim=1)
+        starts_K = any_valid & ~known & ~self.frozen
+        self.codes.copy_(torch.where(starts_K[:, None], codes_KD, self.codes))
+        if not self.learnable:  # sums to match; where only codes were filled, they are still those of other codes
+            empty_K = ~self.initialized & (self.counts == 0)
+            self.counts.copy_(torch.where(empty_K, 1.0, self.counts))
+            self.sums.copy_(torch.where(self.initialized, self.sums, self.codes * self.counts[:, None]))
+        self.initialized.fill_(True)
+        self.is_initialized = True
 
     @contextmanager
     def accumulate_updates(self) -> Iterator[None]:
         """Within, statistics are gathered and no code moves; the first update outside uses all of them."""
         if self.pending is None:
-            self.pending = self.codes.new_zeros(self.codes.numel() + self.size + 1)
-        self.accumulating = True
+            self.pending = self.new_pending()
+        before, self.accumulating = self.accumulating, True
         try:
             yield
         finally:
-            self.accumulating = False
+            self.accumulating = before
 
     def remember(self) -> None:
         """Keep codes and step as they are now, for a forward that will be run once more in the backward pass."""
@@ -270,45 +275,13 @@ class Codebook(nn.Module):
         return health.perplexity(self.hits)
 
     def usage(self) -> Tensor:
-        """Share of the codes chosen lately: once in the last 1 / (1 - decay) updates is enough."""
-        return health.usage(self.hits, self.decay)
+        """Share of the codes chosen in the last 1 / (1 - decay) updates (with decay = 1: in the last 100)."""
+        return health.usage(self.idle, self.memory)
 
     def read_health(self) -> Tensor:
         """The figures of `health.Health`, float32 [5]; drift is since the last call."""
         before_KD, self.codes_read = self.codes_read, self.codes.detach().clone()
-        return health.figures(self.hits, self.decay, self.codes, before_KD)
-
-    # Keeping the state what it is
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Codebook:
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            lower = tensor.is_floating_point() and moved.dtype in (torch.float16, torch.bfloat16)
-            return tensor.to(moved.device) if lower else moved
-
-        return super()._apply(keep_precision, recurse)
-
-    def _load_from_state_dict(
-        self,
-        state: dict[str, Any],
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: Any,
-        unexpected: Any,
-        errors: Any,
-    ) -> None:
-        key, shape = f"{prefix}grid_shape", self.neighborhood.grid.shape
-        stored = tuple(state[key].tolist()) if key in state else shape  # other libraries know no map
-        if stored != shape and self.neighborhood.kind != "none":
-            grid = stored if math.prod(stored) == self.size else f"Grid({stored}, size={self.size})"
-            errors.append(
-                f"the codes of {prefix or 'this state'} lie on a map of shape {stored}, this codebook's is {shape}: "
-                f"build it with grid={grid}, or leave {key!r} out of the state to give the codes other places"
-            )
-        state[key] = torch.tensor(shape)
-        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
-        self.is_initialized = bool(self.initialized)
+        return health.figures(self.hits, self.idle, self.memory, self.codes, before_KD)
 
     def extra_repr(self) -> str:
         return f"{self.size} codes of {self.codes.shape[1]} dimensions, {self.neighborhood}"

@@ -1,6 +1,6 @@
 """How a codebook does, from the running use of its codes and from how far they moved: on plain tensors.
 
-    usage       share of the codes chosen lately: once in about the last 1 / (1 - decay) updates is enough
+    usage       share of the codes chosen lately: once in the last 1 / (1 - decay) updates, whatever was before
     perplexity  exp(entropy) of the running use: from 1 (one code) to K (all alike)
     dead_codes  how many codes were not chosen lately
     drift       RMS distance of the codes to where they were when last asked, over their RMS distance to their mean:
@@ -8,7 +8,8 @@
                 all codes are the same
     tokens      how many tokens the figures rest on: those of the last 1 / (1 - decay) updates
 
-`hits` is the running mean of how often each code is chosen per batch. Nothing here waits for the device.
+`hits` is the running mean of how often each code is chosen per batch, `idle` the number of updates since it last was.
+`decay` is that of `hits`. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Health(NamedTuple):
     """What `vq.health()` returns; over several codebooks `dead_codes` is the sum, the others are means."""
 
     usage: float
-    """Share of the codes chosen in about the last 1 / (1 - decay) updates."""
+    """Share of the codes chosen in the last 1 / (1 - decay) updates."""
     perplexity: float
     """exp(entropy) of the running use of the codes."""
     dead_codes: int
@@ -36,14 +37,19 @@ class Health(NamedTuple):
     """Tokens that usage, perplexity and dead codes rest on."""
 
 
-def used(hits_K: Tensor, decay: float) -> Tensor:
-    """Which codes were chosen lately, bool [K]."""
+def used(idle_K: Tensor, decay: float) -> Tensor:
+    """Which codes were chosen in the last 1 / (1 - decay) updates, bool [K]."""
+    return (idle_K >= 0) & (idle_K < round(1 / (1 - decay)))  # below 0: what a loader that knew no `idle` left there
+
+
+def usage(idle_K: Tensor, decay: float) -> Tensor:
+    return used(idle_K, decay).float().mean()
+
+
+def chosen_by_hits(hits_K: Tensor, decay: float) -> Tensor:
+    """Which codes were chosen lately, as well as `hits` alone can tell, bool [K]: for states without `idle`."""
     once = (1 - decay) * decay ** (1 / (1 - decay))
     return hits_K > once * (1 - 1e-3) if decay else hits_K > 0
-
-
-def usage(hits_K: Tensor, decay: float) -> Tensor:
-    return used(hits_K, decay).float().mean()
 
 
 def perplexity(hits_K: Tensor) -> Tensor:
@@ -61,9 +67,9 @@ def drift(codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def figures(hits_K: Tensor, decay: float, codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
+def figures(hits_K: Tensor, idle_K: Tensor, decay: float, codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
     """The figures of one codebook, float32 [5] on its device, in the order of `Health`."""
-    used_K = used(hits_K, decay)
+    used_K = used(idle_K, decay)
     return torch.stack(
         [
             used_K.float().mean(),

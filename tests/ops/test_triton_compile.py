@@ -22,7 +22,8 @@ from topovq.ops import (
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
-            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "chosen_ptr": "*i32", "ranks_ptr": "*i32"}
+            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "chosen_ptr": "*i32", "ranks_ptr": "*i32",
+            "idle_ptr": "*i32"}
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
 def build(kernel, constants, options=None, **types):

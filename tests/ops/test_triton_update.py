@@ -23,10 +23,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ign
 
 
 def kernel_update(state: list[torch.Tensor], grid: Grid, course: Course, **rule: float | bool) -> None:
-    """Change (codes, sums, counts, hits, step, frozen) by the sums and counts of a batch that follow them."""
+    """Change (codes, sums, counts, hits, idle, step, frozen) by the sums and counts of a batch that follow them."""
     moved = [part.to(DEVICE) for part in state]
     update_triton(*moved, grid, course, **rule)
-    for part, new in zip(state[:6], moved):
+    for part, new in zip(state[:7], moved):
         part.copy_(new)
 
 
@@ -34,12 +34,13 @@ RULE = {"decay": 0.75, "eps": 1e-5, "update_empty": True, "carried": True, "cosi
 
 
 def book_state(size: int, d: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """codes, sums, counts, hits, step, frozen, and the sums and counts of a batch that chose half of the codes."""
+    """codes, sums, counts, hits, idle, step, frozen, the sums and counts of a batch that chose half of the codes."""
     codes, sums, batch_sums = (noise(size, d, seed=seed).to(dtype) for seed in range(3))
     counts, hits = noise(size, seed=3).abs().to(dtype) + 0.1, noise(size, seed=4).abs().to(dtype)
     batch_counts = (torch.arange(size) % 4 % 3).to(dtype)
     batch_sums = batch_sums * batch_counts[:, None]
-    return [codes, sums, counts, hits, torch.tensor(7), torch.arange(size) % 5 == 4, batch_sums, batch_counts]
+    idle, frozen = torch.arange(size, dtype=torch.int32), torch.arange(size) % 5 == 4
+    return [codes, sums, counts, hits, idle, torch.tensor(7), frozen, batch_sums, batch_counts]
 
 
 def assert_update_as_good_as_plain(grid: Grid, course: Course, d: int = 4, **changes: float | bool) -> None:
@@ -53,7 +54,7 @@ def assert_update_as_good_as_plain(grid: Grid, course: Course, d: int = 4, **cha
     update(*plain, grid, course, **rule)
     update(*exact, grid, course, **rule)
     for name, got, near, truth in zip(
-        ("codes", "sums", "counts", "hits", "step", "frozen"), kernel_state, plain, exact
+        ("codes", "sums", "counts", "hits", "idle", "step", "frozen"), kernel_state, plain, exact
     ):
         assert got.dtype == near.dtype
         error, plain_error = ((each.double() - truth.double()).abs().amax() for each in (got, near))
@@ -168,23 +169,35 @@ def test_update_in_every_form_of_the_rule(d, update_empty, carried, cosine):
 def test_update_by_hand():
     # Codes 0, 2, 6 on a line, hard at t = 10, decay = 0.75, no smoothing of counts: test_codebook_rule.py works it out.
     codes, counts, hits, step = torch.tensor([[0.0], [2.0], [6.0]]), torch.ones(3), torch.zeros(3), torch.tensor(10)
-    book = [codes, codes.clone(), counts, hits, step, torch.zeros(3, dtype=torch.bool)]
+    idle = torch.full((3,), 5, dtype=torch.int32)
+    book = [codes, codes.clone(), counts, hits, idle, step, torch.zeros(3, dtype=torch.bool)]
     batch = [torch.tensor([[-1.0], [4.0], [8.0]]), torch.tensor([1.0, 2.0, 1.0])]
     course = Neighborhood("hard", Grid(3)).course
     kernel_update(book + batch, Grid(3), course, **{**RULE, "update_empty": False})
     torch.testing.assert_close(codes, torch.tensor([[0.2], [2.25], [5.6]]))
     assert counts.tolist() == [1.25, 1.5, 1.25]
     assert hits.tolist() == [0.25, 0.5, 0.25]
+    assert idle.tolist() == [0, 0, 0]
     assert step.item() == 11
+
+
+def test_the_updates_since_a_code_was_chosen_are_counted():
+    # Soft choices give every code a little; half a vector makes a code a chosen one.
+    state = book_state(4, 2)
+    state[4].copy_(torch.tensor([3, 3, 3, 2**30]))
+    state[8].copy_(torch.tensor([0.0, 0.4, 0.5, 0.0]))
+    kernel_update(state, Grid(4), Neighborhood("hard", Grid(4)).course, **RULE)
+    assert state[4].tolist() == [4, 4, 0, 2**30 + 1]
+    assert state[4].dtype == torch.int32
 
 
 def test_update_from_nothing_changes_nothing():
     grid = Grid((3, 5))
     state, before = book_state(15, 4), book_state(15, 4)
-    for tensor in state[6:]:
+    for tensor in state[7:]:
         tensor.zero_()
     kernel_update(state, grid, Neighborhood("hard", grid).course, **RULE)
-    for got, was in zip(state[:6], before):
+    for got, was in zip(state[:7], before):
         assert torch.equal(got, was)
 
 
@@ -194,7 +207,7 @@ def test_the_share_of_a_batch_is_rounded_once():
     state = book_state(6, 4)
     for part in state[1:4]:
         part.zero_()
-    sums, counts = state[6:]
+    sums, counts = state[7:]
     kernel_update(state, Grid(6), Course("none", "harmonic", 0.0, 0.0, 0.0, 1), **RULE | {"decay": 0.99})
-    torch.testing.assert_close(state[1][state[5] == 0], 0.01 * sums[state[5] == 0], rtol=2e-7, atol=0)
+    torch.testing.assert_close(state[1][state[6] == 0], 0.01 * sums[state[6] == 0], rtol=2e-7, atol=0)
     torch.testing.assert_close(state[3], 0.01 * counts, rtol=2e-7, atol=0)

@@ -11,11 +11,12 @@ RULE = {"decay": 0.75, "eps": 1e-5, "update_empty": False, "carried": True, "cos
 
 
 def state(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """codes, sums, counts, hits, step, frozen, and a batch's sums and counts, of 12 codes."""
+    """codes, sums, counts, hits, idle, step, frozen, and a batch's sums and counts, of 12 codes."""
     codes = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     counts = torch.arange(12, dtype=dtype) % 3
     frozen = torch.zeros(12, dtype=torch.bool)
-    book = [codes, codes.clone(), torch.ones(12, dtype=dtype), torch.zeros(12, dtype=dtype), torch.tensor(5), frozen]
+    counted = [torch.ones(12, dtype=dtype), torch.zeros(12, dtype=dtype), torch.arange(12, dtype=torch.int32)]
+    book = [codes, codes.clone(), *counted, torch.tensor(5), frozen]
     return [*book, codes.flip(0) * counts[:, None], counts]
 
 
@@ -44,12 +45,13 @@ def test_the_weights_are_those_of_the_step():
     # At step 5 of 10 the width is 4 * (1/4)^(1/2) = 2; a step later the codes learn with another one.
     neighborhood = Neighborhood("gaussian", Grid((3, 4)), schedule=Schedule.exponential(4, 1, 10))
     distance = neighborhood.grid.distance_matrix()
-    codes, sums, counts, hits, step, frozen, batch_sums, batch_counts = state(torch.float64)
+    codes, sums, counts, hits, idle, step, frozen, batch_sums, batch_counts = state(torch.float64)
     weights = torch.exp(-((distance / 2) ** 2))
     expected = (0.75 * sums + 0.25 * weights @ batch_sums) / (0.75 * counts + 0.25 * weights @ batch_counts)[:, None]
     update(
-        codes, sums, counts, hits, step, frozen, batch_sums, batch_counts,
+        codes, sums, counts, hits, idle, step, frozen, batch_sums, batch_counts,
         neighborhood.grid, neighborhood.course, **RULE,
     )  # fmt: skip
     torch.testing.assert_close(codes, expected)
     assert step.item() == 6
+    assert idle.tolist() == [k + 1 if k % 3 == 0 else 0 for k in range(12)]  # every third code was not chosen

@@ -17,12 +17,17 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from topovq import KohonenVQ
 
-options, folder, compiled = eval(sys.argv[1]), sys.argv[2], sys.argv[3] == "compiled"
+options, folder, mode = eval(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.manual_seed(0)
 vq = KohonenVQ(8, 64, **options)  # built before the group exists
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-forward = torch.compile(vq, fullgraph=True, backend="aot_eager") if compiled else vq
+forward = torch.compile(vq, fullgraph=True, backend="aot_eager") if mode == "compiled" else vq
+if mode == "loaded":  # by one process, which hands its buffers to the other, as DistributedDataParallel does
+    if rank == 0:
+        vq.load_state_dict(torch.load(os.path.join(folder, "state.pt"), weights_only=True))
+    for buffer in vq.buffers():
+        dist.broadcast(buffer, 0)
 data = torch.load(os.path.join(folder, "data.pt"), weights_only=True)
 for step, x in enumerate(data):
     half = x[:60] if rank == 0 else x[60:]
@@ -68,6 +73,16 @@ def test_initialization_and_revival_agree_on_both_ranks(tmp_path):
     _, first, second = run_two(tmp_path, {"kmeans_init": True, "threshold_ema_dead_code": 0.3})
     for name in first:
         assert torch.equal(first[name], second[name]), name
+
+
+def test_codes_that_one_process_loaded_stay_on_both(tmp_path):
+    vq = KohonenVQ(8, 64, kmeans_init=True)
+    vq(torch.randn(120, 8) + 50)
+    torch.save(vq.state_dict(), tmp_path / "state.pt")
+    _, first, second = run_two(tmp_path, {"kmeans_init": True, "neighborhood": "none"}, "loaded")
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+    assert first["codebooks.0.codes"].mean() > 40
 
 
 def test_unsynchronized_codebooks_stay_apart(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from topovq import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
+from topovq import GradientVQ, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
 from topovq.health import Health, drift, figures, perplexity, used
 
 
@@ -50,6 +50,45 @@ def test_a_code_is_dead_when_it_was_not_chosen_for_about_the_window() -> None:
     assert vq.health().dead_codes == 3
 
 
+@pytest.mark.parametrize("before", [1, 1000])  # how often it was chosen
+@pytest.mark.parametrize("frozen", [True, False])  # codes that do not move are followed by another path
+@pytest.mark.parametrize(("decay", "window"), [(0.0, 1), (0.5, 2), (0.9, 10), (0.99, 100), (1.0, 100)])
+def test_a_code_is_dead_after_the_window_whatever_its_past(
+    decay: float, window: int, frozen: bool, before: int
+) -> None:
+    vq = KohonenVQ(1, 2, neighborhood="none", decay=decay, ema_update=not frozen)
+    vq.codebook = torch.tensor([[0.0], [1.0]])
+    vq(torch.tensor([[0.0], [1.0]]).repeat(before, 1))
+    for _ in range(window - 1):
+        vq(torch.zeros(1, 1))
+    assert (vq.usage.item(), vq.health().dead_codes) == (1, 0)
+    vq(torch.zeros(0, 1))  # no update
+    assert vq.health().dead_codes == 0
+    vq(torch.zeros(1, 1))
+    assert (vq.usage.item(), vq.health().dead_codes) == (0.5, 1)
+    vq(torch.ones(1, 1))
+    assert vq.usage.item() == (0.5 if window == 1 else 1)
+
+
+def test_the_last_use_is_the_same_by_parts_and_after_loading() -> None:
+    vq, again = four_codes(decay=0.9), four_codes(decay=0.9)
+    with vq.accumulate():
+        vq(torch.tensor([[3.0]]))
+        vq(torch.tensor([[1.0]]))
+    vq(torch.tensor([[0.0]]))
+    vq(torch.tensor([[0.0]]))
+    assert vq.codebook_of(0).idle.tolist() == [0, 1, 2**30 + 2, 1]
+    again.load_state_dict(vq.state_dict())
+    assert again.health().dead_codes == vq.health().dead_codes == 1
+
+
+def test_a_soft_choice_counts_from_half_a_vector_on() -> None:
+    vq = SoftKohonenVQ(1, 3, neighborhood="none", temperature=Schedule.linear(1, 1, 1))
+    vq.codebook = torch.tensor([[0.0], [0.5], [9.0]])
+    vq(torch.tensor([[0.0]]))  # weights of 1, exp(-0.25) and nearly nothing: 0.56, 0.44 and 0
+    assert vq.usage.item() == pytest.approx(1 / 3)
+
+
 def test_before_any_update_every_code_is_dead_on_no_tokens() -> None:
     health = four_codes().health()
     assert (health.usage, health.perplexity, health.dead_codes, health.tokens) == (0, 1, 4, 0)
@@ -75,8 +114,9 @@ def test_codes_without_spread_have_no_drift_to_speak_of() -> None:
 
 
 def test_decay_of_zero_counts_the_last_batch_alone() -> None:
-    assert used(torch.tensor([0.0, 1.0]), 0.0).tolist() == [False, True]
-    assert figures(torch.tensor([0.0, 3.0]), 0.0, torch.zeros(2, 1), None)[4] == 3
+    idle_K = torch.tensor([1, 0])
+    assert used(idle_K, 0.0).tolist() == [False, True]
+    assert figures(torch.tensor([0.0, 3.0]), idle_K, 0.0, torch.zeros(2, 1), None)[4] == 3
 
 
 def every_kind() -> dict[str, torch.nn.Module]:

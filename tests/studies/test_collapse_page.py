@@ -245,7 +245,8 @@ def test_rarely_chosen_codes_are_pulled_to_the_origin() -> None:
     batch_counts = torch.full((size,), 100.0, dtype=torch.float64)
     batch_counts[0] = c
     codes = torch.ones(size, 1, dtype=torch.float64)
-    state = [codes, codes.clone(), torch.ones(size, dtype=torch.float64), torch.zeros(size), torch.tensor(0)]
+    state = [codes, codes.clone(), torch.ones(size, dtype=torch.float64), torch.zeros(size)]
+    state += [torch.zeros(size, dtype=torch.int32), torch.tensor(0)]
     state += [torch.zeros(size, dtype=torch.bool), batch_counts[:, None] * 1.0, batch_counts]
     course = Neighborhood("none", Grid(size)).course
     for _ in range(3000):

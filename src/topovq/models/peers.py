@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from topovq import health, ranks
 from topovq.grid import check_range
 from topovq.health import Health, as_health
+from topovq.ops.update import NEVER, follow_use
 from topovq.quantizers import Quantized
 
 PACKAGE = "vector-quantize-pytorch"
@@ -62,6 +63,7 @@ class Peer(nn.Module):
     graphable = True  # whether a training step with it can be compiled and replayed as a CUDA graph
     decay = 0.99  # of `hits`
     hits: Tensor  # [K], running mean of how often each code is chosen per batch
+    idle: Tensor  # int32 [K], updates since each code was last chosen
     nothing: Tensor  # int64, 0
 
     def __init__(self, dim: int, inner: nn.Module, codebook_size: int, accept_image_fmap: bool) -> None:
@@ -73,6 +75,7 @@ class Peer(nn.Module):
         self.inner: Any = inner
         self.codes_read: Tensor | None = None
         self.register_buffer("hits", torch.zeros(codebook_size))
+        self.register_buffer("idle", torch.full((codebook_size,), NEVER, dtype=torch.int32))
         self.register_buffer("nothing", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x_BCHW: Tensor) -> Quantized:
@@ -111,7 +114,13 @@ class Peer(nn.Module):
     def _count(self, indices: Tensor) -> None:
         index_N = indices.reshape(-1)
         counts_K = torch.zeros_like(self.hits).index_add_(0, index_N, torch.ones_like(index_N, dtype=self.hits.dtype))
-        self.hits.mul_(self.decay).add_(ranks.sum_over_ranks(counts_K), alpha=1 - self.decay)
+        follow_use(self.hits, self.idle, ranks.sum_over_ranks(counts_K), self.decay)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if f"{prefix}hits" in state:  # states from before `idle` was kept
+            chosen_K = health.chosen_by_hits(state[f"{prefix}hits"], self.decay)
+            state.setdefault(f"{prefix}idle", torch.where(chosen_K, 0, NEVER).int())
+        super()._load_from_state_dict(state, prefix, *rest)
 
     @property
     def codebook(self) -> Tensor:
@@ -124,7 +133,7 @@ class Peer(nn.Module):
 
     @property
     def usage(self) -> Tensor:
-        return health.usage(self.hits, self.decay)
+        return health.usage(self.idle, self.decay)
 
     @property
     def skipped(self) -> Tensor:
@@ -135,7 +144,7 @@ class Peer(nn.Module):
         """As Quantizer.read_health."""
         codes_KD = self.codebook.detach().clone()
         before_KD, self.codes_read = self.codes_read, codes_KD
-        return health.figures(self.hits, self.decay, codes_KD, before_KD)
+        return health.figures(self.hits, self.idle, self.decay, codes_KD, before_KD)
 
     def health(self) -> Health:
         """As Quantizer.health. The codes of FSQ and LFQ are fixed: their drift is 0."""

@@ -98,7 +98,7 @@ def _counts_kernel(
 @triton.jit
 def _codes_kernel(
     batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
-    codes_ptr, sums_ptr, counts_ptr, hits_ptr, frozen_ptr, step_ptr,
+    codes_ptr, sums_ptr, counts_ptr, hits_ptr, idle_ptr, frozen_ptr, step_ptr,
     K, D, M, programs, n0, n1, n2, decay, beta, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
@@ -144,18 +144,21 @@ def _codes_kernel(
     tl.store(sums_ptr + here, sums, inside & moves[:, None])
     tl.store(codes_ptr + here, codes, inside & moves[:, None])
     tl.store(counts_ptr + code, counts, moves)
-    hits = decay * tl.load(hits_ptr + code, code < K, 0.0) + beta * tl.load(raw_ptr + code, code < K, 0.0)
+    raw = tl.load(raw_ptr + code, code < K, 0.0)
+    hits = decay * tl.load(hits_ptr + code, code < K, 0.0) + beta * raw
     tl.store(hits_ptr + code, hits, live)
+    idle = tl.load(idle_ptr + code, code < K, 0)
+    tl.store(idle_ptr + code, tl.where(raw >= 0.5, 0, idle + 1), live)  # update.py: CHOSEN
     if tl.program_id(0) == 0:
         tl.store(step_ptr, tl.load(step_ptr) + tl.where(vectors > 0, 1, 0))
 
 
 def update_triton(
-    codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, hits_K: Tensor, step: Tensor, frozen_K: Tensor,
-    batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course,
+    codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, hits_K: Tensor, idle_K: Tensor, step: Tensor,
+    frozen_K: Tensor, batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course,
     decay: float, eps: float, update_empty: bool, carried: bool, cosine: bool,
 ) -> None:  # fmt: skip
-    """Move codes, sums, counts, hits and step in place (float32, contiguous; grids of up to 3 axes)."""
+    """Move codes, sums, counts, hits, idle and step in place (float32, contiguous; grids of up to 3 axes)."""
     k, d = codes_KD.shape
     device = codes_KD.device
     raw_KD, raw_K, steps_M3, lengths_M = batch_KD, batch_K, batch_K, batch_K
@@ -187,7 +190,7 @@ def update_triton(
         )  # fmt: skip
         _codes_kernel[(cdiv(k, block),)](
             batch_KD, raw_KD, raw_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, now,
-            codes_KD, sums_KD, counts_K, hits_K, frozen_K, step,
+            codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
             k, d, window, programs, *sizes, decay, 1 - decay, eps,
             KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
             BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **lattice,

@@ -12,12 +12,16 @@ from topovq.ops.direct import plain
 from topovq.ops.kernel import Course
 from topovq.ops.smooth import smooth
 
+NEVER = 2**30  # `idle` of a code that was never chosen, before it counts the updates since
+CHOSEN = 0.5  # vectors in a batch that make a code a chosen one: soft choices give every code a little
+
 
 def update(
     codes_KD: Tensor,
     sums_KD: Tensor,
     counts_K: Tensor,
     hits_K: Tensor,
+    idle_K: Tensor,
     step: Tensor,
     frozen_K: Tensor,
     batch_KD: Tensor,
@@ -32,14 +36,22 @@ def update(
     cosine: bool,
 ) -> None:
     """Move the codes, their statistics and the step by a batch's sums and counts; nothing moves for an empty batch."""
-    state = (codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K)
+    state = (codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD, batch_K)
     rule = (decay, eps, update_empty, carried, cosine)
     if plain(codes_KD, batch_KD):
         _move(state, grid, course, *rule)
-        torch.autograd.graph.increment_version(state[:5])  # as every in-place operation does
+        torch.autograd.graph.increment_version(state[:6])  # as every in-place operation does
         return
     numbers = (course.kind, course.schedule, course.tau, course.start, course.end, course.steps)
     _update(*state, list(grid.shape), list(grid.wrap), grid.topology, *numbers, *rule)
+
+
+def follow_use(hits_K: Tensor, idle_K: Tensor, batch_K: Tensor, decay: float) -> Tensor:
+    """Move the running use of the codes by a batch's counts, in place; whether the batch held anything, bool, 0-dim."""
+    live = batch_K.sum() > 0
+    hits_K.copy_(torch.where(live, decay * hits_K + (1 - decay) * batch_K, hits_K))
+    idle_K.copy_(torch.where(batch_K >= CHOSEN, 0, idle_K + live))
+    return live
 
 
 def _compute(
@@ -47,6 +59,7 @@ def _compute(
     sums_KD: Tensor,
     counts_K: Tensor,
     hits_K: Tensor,
+    idle_K: Tensor,
     step: Tensor,
     frozen_K: Tensor,
     batch_KD: Tensor,
@@ -68,11 +81,11 @@ def _compute(
 ) -> None:
     grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap), size=len(codes_KD))
     course = Course(kind, schedule, tau, start, end, steps)
-    state = (codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K)
+    state = (codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD, batch_K)
     _move(state, grid, course, decay, eps, update_empty, carried, cosine)
 
 
-MOVED = ("codes_KD", "sums_KD", "counts_K", "hits_K", "step")
+MOVED = ("codes_KD", "sums_KD", "counts_K", "hits_K", "idle_K", "step")
 _update = torch.library.custom_op("topovq::update", _compute, mutates_args=MOVED)
 
 
@@ -95,17 +108,16 @@ def _move(
     carried: bool,
     cosine: bool,
 ) -> None:
-    codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD, batch_K = state
+    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD, batch_K = state
     if _by_kernels(codes_KD) and grid.ndim <= 3:
         from topovq.ops.triton_update import update_triton
 
         update_triton(
-            codes_KD, sums_KD, counts_K, hits_K, step, frozen_K, batch_KD.contiguous(), batch_K.contiguous(),
+            codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD.contiguous(), batch_K.contiguous(),
             grid, course, decay, eps, update_empty, carried, cosine,
         )  # fmt: skip
         return
-    live = batch_K.sum() > 0
-    hits_K.copy_(torch.where(live, decay * hits_K + (1 - decay) * batch_K, hits_K))
+    live = follow_use(hits_K, idle_K, batch_K, decay)
     batch_KD, batch_K = smooth(batch_KD, batch_K, grid, course.at(step))
     sums = decay * sums_KD + (1 - decay) * batch_KD
     counts = decay * counts_K + (1 - decay) * batch_K

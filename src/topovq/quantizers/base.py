@@ -197,6 +197,7 @@ class Quantizer(Layout):
 
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
         """Search, gather, learn, and let the gradient past: for one codebook."""
+        book.settle()
         learns = self.training and not ask.frozen
         recomputes = learns and in_backward()
         if book.unit_length:
@@ -356,7 +357,7 @@ class Quantizer(Layout):
 
     @property
     def usage(self) -> Tensor:
-        """Share of codes chosen in about the last 1/(1 - decay) updates, 0-dim; the mean over separate codebooks."""
+        """Share of codes chosen in the last 1/(1 - decay) updates, 0-dim; the mean over separate codebooks."""
         return torch.stack([book.usage() for book in self._books()]).mean()
 
     def read_health(self) -> Tensor:
@@ -364,7 +365,7 @@ class Quantizer(Layout):
         return together([book.read_health() for book in self._books()])
 
     def health(self) -> Health:
-        """Usage, perplexity, dead codes (not chosen in about the last 1/(1 - decay) updates) and drift: how far the
+        """Usage, perplexity, dead codes (not chosen in the last 1/(1 - decay) updates) and drift: how far the
         codes moved since this was last asked, in units of their spread (nan the first time). Waits for the device."""
         return as_health(self.read_health().tolist())
 

@@ -37,7 +37,7 @@ def beam_search(
         book = layer.codebook_of(0)
         width, offers = left_NWD.shape[1], min(beams, book.size)
         flat_MD = layer.project_in(left_NWD.flatten(0, 1))
-        flat_MD = F.normalize(flat_MD, dim=1) if book.metric == "cosine" else flat_MD
+        flat_MD = F.normalize(flat_MD, dim=1) if book.unit_length else flat_MD
         if offers == 1:
             index_MK = book.search(flat_MD, codes_KD)[:, None]
         else:

@@ -31,8 +31,9 @@ def closest(vq: Quantizer, x: Tensor, mask: Tensor | None, lens: Tensor | None, 
     mask = vq._checked_mask(mask, lens, z)
     z = z if mask is None else torch.where(mask[..., None], z, 0)
     book = vq.codebook_of(0)
+    book.settle()
     x_ND = vq.project_in(z).reshape(-1, vq.codebook_dim)
-    if book.metric == "cosine":
+    if book.unit_length:
         x_ND = nn.functional.normalize(x_ND, dim=1)
     k = min(k, book.size)
     index_NK = book.search(x_ND)[:, None] if k == 1 else nearest_k(x_ND, book.codes, k, book.metric)

@@ -37,8 +37,7 @@ class GroupedResidualVQ(nn.Module, Stack, HubModule):
         if x.ndim < 2 or x.shape[self._channels] != self.dim:
             raise ValueError(f"x of shape {tuple(x.shape)} must have dim = {self.dim} channels at {self._channels}")
         dropout = self._groups()[0].dropout
-        started = all(book.is_initialized for vq in self.quantizers for book in vq._books())
-        if dropout is not None and self.training and started:  # one draw for all groups
+        if dropout is not None and self.training and self._have_started():  # one draw for all groups
             seed = options.pop("rand_quantize_dropout_fixed_seed", None)
             options["dropped_after"] = dropout.draw(x.device, seed)
         parts = [rvq(part, *arguments, **options) for rvq, part in zip(self.rvqs, x.chunk(self.groups, self._channels))]

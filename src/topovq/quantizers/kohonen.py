@@ -41,13 +41,15 @@ class KohonenVQ(Quantizer, HubModule):
         schedule        instead of tau and radius, the width over a known number of steps: Schedule.linear(start, end,
                         steps) or Schedule.exponential(start, end, steps)
     The learning rule (codebook.py)
-        decay           0.99 if not given; less where `steps` is below 6,000 (neighborhood.py: recommended_decay)
+        decay           0.99 if not given; less where `steps` is below 6,000 (neighborhood.py: recommended_decay);
+                        1 keeps the codes where they start
         update_empty    whether codes that receive nothing decay, and counts are smoothed by eps. If not given: True
                         with a neighborhood by name, as in the paper; False with the recommended one, since smoothing
                         pulls codes that receive little to the origin
         eps, count_init, count_smoothing
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
-        threshold_ema_dead_code     revive codes whose count is under this share of the mean count (0: never)
+        threshold_ema_dead_code     revive codes that lately received less than this: below 1 a share of the mean count,
+                                    from 1 on a count of vectors per batch (0: never)
         ema_update, freeze_codebook False / True: codes do not move (but ema_update=False may start from the data)
         learnable_codebook          codes are parameters, moved by the codebook loss (needs ema_update=False) without
                                     neighbors (GradientVQ has a loss with them)

@@ -34,10 +34,14 @@ class PenalizedCodebook(Codebook):
         del self.codes
         self.codes = nn.Parameter(codes_KD)
 
+    def _make_float32(self) -> None:
+        self.codes.data = self.codes.data.float()
+        super()._make_float32()
+
     @torch.no_grad()
     def learn(self, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
         if self.ema_update and not self.accumulating:
-            if self.metric == "cosine":
+            if self.unit_length:
                 moved_KD = F.normalize(self.codes, dim=1) * self.sums.norm(dim=1, keepdim=True)
             else:
                 moved_KD = self.codes * divisor_of(self)[:, None]
@@ -62,8 +66,8 @@ class RevivingCodebook(Codebook):
         hits_K, step = self.hits.clone(), self.step.clone()
         super().learn(sums_KD, counts_K, skipped)
         # The hits are a running mean over all ranks that starts at 0. What is new in them goes to the counts.
-        new_K = self.hits - self.decay * hits_K
-        self.counts.copy_(torch.where(self.step > step, self.decay * self.counts + new_K, self.counts))
+        new_K = self.hits - self.memory * hits_K
+        self.counts.copy_(torch.where(self.step > step, self.memory * self.counts + new_K, self.counts))
 
     @torch.no_grad()
     def revive(self, x_ND: Tensor, valid_N: Tensor) -> None:

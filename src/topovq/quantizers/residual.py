@@ -140,7 +140,7 @@ class ResidualVQ(Layout, Stack, HubModule):
         mask = self._checked_mask(mask, lens, z)
         z = z if mask is None else torch.where(mask[..., None], z, 0)
         z = self.project_in(z)
-        started = all(book.is_initialized for vq in self.quantizers for book in vq._books())
+        started = self._have_started()
         last = dropped_after
         if self.dropout is not None and self.training and last is None and started:
             last = self.dropout.draw(z.device, rand_quantize_dropout_fixed_seed)
@@ -294,7 +294,7 @@ def learn_from_all(vq: KohonenVQ, inputs: list[Tensor], keeps: list[Tensor | Non
     if not book.dead_threshold:
         return
     x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
-    x_ND = nn.functional.normalize(x_ND, dim=1) if book.metric == "cosine" else x_ND
+    x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
     valid_N = x_ND.isfinite().all(1)
     if keeps[0] is not None:
         valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])

@@ -19,7 +19,8 @@ class SoftKohonenVQ(KohonenVQ):
     """In training y = softmax(-|x - w|^2 / T(t)), the output is sum_k y_k w_k, and every code learns with weight y_k.
 
     The gradient goes through the softmax. Evaluation, and `indices` always, use the closest code, so the figure to
-    watch is the loss in evaluation: the softmax can hide how badly single codes fit.
+    watch is the loss in evaluation: the softmax can hide how badly single codes fit. In `health()` and `usage` a code
+    counts as chosen by a batch when the weights it got there add up to half a vector.
 
     temperature  a Schedule of T over codebook updates, in units of squared distance per dimension
     """
@@ -62,6 +63,7 @@ class SoftKohonenVQ(KohonenVQ):
             raise TypeError(
                 "SoftKohonenVQ: codes learn by their weights: update_indices and ema_update_weight mean nothing"
             )
+        book.settle()
         finite_N = x_ND.detach().isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
         with torch.autocast(x_ND.device.type, enabled=False):

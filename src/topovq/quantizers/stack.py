@@ -23,6 +23,13 @@ class Stack:
     def _distinct(self) -> list[KohonenVQ]:
         return list({id(vq.codebooks): vq for vq in self.quantizers}.values())
 
+    def _have_started(self) -> bool:
+        """Whether no codebook is still to take its start from the data."""
+        books = [book for vq in self._distinct() for book in vq._books()]
+        for book in books:
+            book.settle()
+        return all(book.is_initialized for book in books)
+
     @property
     def codebook_size(self) -> int:
         """Of the first quantizer."""

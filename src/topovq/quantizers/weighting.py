@@ -37,6 +37,6 @@ def learn_weighted(book: Codebook, choice: Choice, weight: WeightLike) -> None:
         book.sums.copy_(sums_KD.lerp(book.sums, weight_K1))
         book.counts.copy_(counts_K.lerp(book.counts, weight_K))
         between_KD = book.sums / divisor_of(book)[:, None]
-        between_KD = F.normalize(between_KD, dim=1) if book.metric == "cosine" else between_KD
+        between_KD = F.normalize(between_KD, dim=1) if book.unit_length else between_KD
         whole_KD = torch.where((weight_K1 == 1) | book.frozen[:, None], book.codes, between_KD)
         book.codes.copy_(torch.where(weight_K1 == 0, codes_KD, whole_KD))
