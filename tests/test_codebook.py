@@ -122,6 +122,16 @@ def test_frozen_codes_are_not_started():
     assert torch.equal(book.sums, book.codes * book.counts[:, None])
 
 
+@pytest.mark.parametrize("learnable", [True, False])
+def test_codes_that_were_set_to_be_frozen_leave_the_others_their_start(learnable):
+    book = Codebook(3, Neighborhood("none", Grid(6)), kmeans_init=True, learnable=learnable, ema_update=not learnable)
+    with torch.no_grad():
+        book.codes[:2] = 7.0
+    book.frozen[:2] = True
+    book.initialize(torch.full((40, 3), 50.0), torch.ones(40, dtype=torch.bool))
+    assert book.codes[:, 0].tolist() == [7, 7, 50, 50, 50, 50]
+
+
 def test_invalid_vectors_do_not_start_codes():
     x = torch.randn(20, 2)
     valid = torch.arange(20) % 3 == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -97,12 +98,8 @@ class CodebookState(nn.Module):
         if torch.compiler.is_exporting():
             return
         if self.codes.dtype in HALF or self.hits.dtype in HALF:
-            if (
-                not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-            ):  # what is made there could never be trained
-                with torch.inference_mode(False):
-                    self._make_float32()
-            else:
+            evaluates = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+            with torch.inference_mode(False) if evaluates else nullcontext():  # what is made within cannot be trained
                 self._make_float32()
         if not self.is_initialized and self._has_values(self.initialized):
             self.is_initialized = bool(self.initialized)
@@ -117,15 +114,17 @@ class CodebookState(nn.Module):
             self.codes.data = self.codes.data.float()
 
     def was_filled(self) -> Tensor:
-        """Whether the codes are others than those drawn at random, which no step has moved and which equal their sums.
+        """Whether codes that may move are others than those drawn at random, which equal their sums and never moved.
 
         bool, 0-dim, on the device. For those who copied codes, but not `initialized`.
         """
         if not self.learnable:
-            others = (self.codes != self.sums).any()
+            others_K = (self.codes != self.sums).any(1)
+        elif self.drawn is not None:
+            others_K = self.codes[:, 0] != self.drawn
         else:
-            others = self.step > 0 if self.drawn is None else (self.codes[:, 0] != self.drawn).any()
-        return others | (self.step > 0)
+            others_K = torch.zeros_like(self.frozen)
+        return (others_K & ~self.frozen).any() | (self.step > 0)
 
     def _has_values(self, tensor: Tensor) -> bool:
         """Whether a value may be asked for: not while something is traced, and not while a CUDA graph is recorded."""
