@@ -6,7 +6,6 @@ It keeps _codebook.embed [H, K, D], .embed_avg [H, K, D], .cluster_size [H, K] a
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +15,6 @@ from topovq.interop.library import Library, Options, Original, Replacement, pack
 from topovq.interop.states import Layout, State, below, export_statistics, fill, listed, statistics
 from topovq.quantizers.arguments import ADVICE, refuse_arguments
 from topovq.quantizers.kohonen import KohonenVQ
-from topovq.quantizers.results import Quantized
 
 Kind = TypeVar("Kind", bound=KohonenVQ)
 
@@ -26,16 +24,9 @@ FOLLOW_THE_OUTPUT = "its codes follow the gradient of the output: build a Kohone
 
 
 class VectorQuantizeReplacement(Replacement, KohonenVQ):
-    """KohonenVQ as vector-quantize-pytorch's own modules use a layer: arguments of None, codes at `_codebook.embed`."""
+    """KohonenVQ where vector-quantize-pytorch's own modules hold a layer, with the way back."""
 
     like: Tensor
-
-    def forward(self, x: Tensor, *args: Any, **arguments: Any) -> Quantized:
-        return super().forward(x, *args, **{name: value for name, value in arguments.items() if value is not None})
-
-    @property
-    def _codebook(self) -> SimpleNamespace:
-        return SimpleNamespace(embed=torch.stack([book.codes for book in self._books()]))
 
     def restored(self) -> nn.Module:
         codes_HKD, sums_HKD, counts_HK = (

@@ -30,7 +30,7 @@ from topovq.quantizers.gradients import rotate_to
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.orthogonal import orthogonality
 from topovq.quantizers.recompute import in_backward, may_be_recomputed, refuse_transforms
-from topovq.quantizers.results import Ask, LossBreakdown, Part, Quantized
+from topovq.quantizers.results import Ask, Part, Quantized, breakdown, mean
 from topovq.quantizers.weighting import WeightLike, learn_weighted
 
 
@@ -104,13 +104,13 @@ class Quantizer(Layout):
         follows = self.codebook_of(0).ema_update
         if ema_update and not follows:
             raise ValueError(
-                "ema_update=True in forward, but the layer was made with ema_update=False: no running means"
+                "ema_update=True: this layer (ema_update=False, or decay=1) has no running means to update"
             )
         freeze_codebook = True if ema_update is False and follows else freeze_codebook
         ask = self._ask(freeze_codebook, sample_codebook_temp)._replace(weight=ema_update_weight)
         with self.accumulate() if accum_ema_update else nullcontext():
-            quantized, breakdown = self._forward(x, mask, lens, ask)
-        return (*quantized, breakdown) if return_loss_breakdown else quantized
+            quantized, parts = self._forward(x, mask, lens, ask)
+        return (*quantized, breakdown(parts)) if return_loss_breakdown else quantized
 
     def quantize_chosen(
         self,
@@ -138,9 +138,7 @@ class Quantizer(Layout):
 
     update_ema_indices = update_indices
 
-    def _forward(
-        self, x: Tensor, mask: Tensor | None, lens: Tensor | None, ask: Ask
-    ) -> tuple[Quantized, LossBreakdown]:
+    def _forward(self, x: Tensor, mask: Tensor | None, lens: Tensor | None, ask: Ask) -> tuple[Quantized, list[Part]]:
         self._check_input(x)
         z = self._channels_to_last(x)
         mask = self._checked_mask(mask, lens, z)
@@ -174,26 +172,15 @@ class Quantizer(Layout):
         if mask is not None:
             q = torch.where(mask[..., None], q, 0)
             indices = torch.where(mask[..., None], indices, -1)
-        loss, breakdown = self._losses(parts)
-        quantized = Quantized(self._channels_back(q), indices[..., 0] if self.heads == 1 else indices, loss)
-        return quantized, breakdown
+        loss = mean([self._loss(part) for part in parts])
+        return Quantized(self._channels_back(q), indices[..., 0] if self.heads == 1 else indices, loss), parts
 
-    def _losses(self, parts: list[Part]) -> tuple[Tensor, LossBreakdown]:
-        """(the loss, its parts): means over the codebooks."""
-        losses = []
-        for part in parts:
-            loss = self.commitment_weight * part.error
-            loss = loss if part.codebook_loss is None else loss + part.codebook_loss
-            if part.orthogonality is not None:
-                loss = loss + self.extras.orthogonal_reg_weight * part.orthogonality
-            losses.append(loss)
-        none = losses[0].new_zeros(())
-        return mean(losses), LossBreakdown(
-            mean([part.error for part in parts]),
-            none,
-            mean([none if part.orthogonality is None else part.orthogonality for part in parts]),
-            none,
-        )
+    def _loss(self, part: Part) -> Tensor:
+        loss = self.commitment_weight * part.error
+        loss = loss if part.codebook_loss is None else loss + part.codebook_loss
+        if part.orthogonality is not None:
+            loss = loss + self.extras.orthogonal_reg_weight * part.orthogonality
+        return loss
 
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
         """Search, gather, learn, and let the gradient past: for one codebook."""
@@ -378,7 +365,3 @@ class Quantizer(Layout):
     def step(self) -> Tensor:
         """Codebook updates so far, int64, 0-dim."""
         return self.codebook_of(0).step
-
-
-def mean(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.stack(values).mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -18,7 +19,7 @@ class Quantized(NamedTuple):
     indices: Tensor
     """int64, the shape of the input without its channels (with heads: one more axis, last); -1 where masked."""
     loss: Tensor
-    """A scalar, its weight applied."""
+    """A scalar, its weight applied; where quantizers are in a row, one for each."""
 
 
 pytree._register_namedtuple(Quantized, serialized_type_name="topovq.Quantized")  # so that torch.export.save knows it
@@ -57,3 +58,14 @@ class LossBreakdown(NamedTuple):
     codebook_diversity: Tensor
     orthogonal_reg: Tensor
     inplace_optimize: Tensor
+
+
+def breakdown(parts: list[Part]) -> LossBreakdown:
+    """The means over the codebooks."""
+    none = parts[0].error.new_zeros(())
+    penalties = [none if part.orthogonality is None else part.orthogonality for part in parts]
+    return LossBreakdown(mean([part.error for part in parts]), none, mean(penalties), none)
+
+
+def mean(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
