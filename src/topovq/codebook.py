@@ -232,7 +232,7 @@ class Codebook(CodebookState):
             counts_K1 = stats[:, -1:]
             codes_KD = torch.where(counts_K1 > 0, stats[:, :-1] / counts_K1.clamp(min=1), codes_KD)
         known = self.initialized | self.was_filled()
-        if self.metric == "cosine":
+        if self.unit_length:
             codes_KD = F.normalize(codes_KD, dim=1)
         starts_K = any_valid & ~known & ~self.frozen
         self.codes.copy_(torch.where(starts_K[:, None], codes_KD, self.codes))

@@ -56,3 +56,25 @@ def test_a_layer_learns_on_the_kernels_as_in_float64(monkeypatch, options, dtype
         torch.testing.assert_close(layer.codebook.cpu().double(), exact.codebook, rtol=1e-4, atol=1e-5)
         layer.load_state_dict(exact.state_dict())  # one step at a time
     assert asked.count(True) == asked.count(False) == 3 * STEPS  # forward, update, backward
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_the_default_dtype_changes_nothing(monkeypatch, dtype):
+    """Lightning's 16-true and bf16-true set torch's default dtype around a training step."""
+    for module in (quantize, update):
+        monkeypatch.setattr(module, "_by_kernels", lambda x: True)
+    torch.manual_seed(0)
+    x = torch.randn(150, 9).to(DEVICE)
+    after = []
+    for default in (torch.float32, dtype):
+        torch.manual_seed(1)
+        layer = KohonenVQ(9, 132, neighborhood="none").to(DEVICE)
+        torch.set_default_dtype(default)
+        try:
+            _, index, loss = layer(x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        after.append((index, loss, layer.codebook, layer.codebooks[0].counts))
+    for one, two in zip(*after):
+        assert one.dtype == two.dtype
+        assert torch.equal(one, two)

@@ -55,6 +55,10 @@ def nearest(x_ND: Tensor, codes_KD: Tensor, metric: str = "euclidean", precision
         )
     if codes_KD.shape[0] < 1:
         raise ValueError("there are no codes: expected at least one row")
+    if torch.compiler.is_exporting():
+        from topovq.ops.exported import nearest_exported
+
+        return nearest_exported(x_ND, codes_KD.detach(), metric)
     operation = _compute if plain(x_ND) else _nearest
     return operation(x_ND.detach(), codes_KD.detach(), metric, precision)
 
@@ -78,7 +82,7 @@ def center_of(codes_KD: Tensor) -> Tensor:
     """
     some_SD = codes_KD[sample_of(len(codes_KD), codes_KD.device)]
     along_S = some_SD @ projection(codes_KD.shape[1], codes_KD)
-    middle_D = some_SD[along_S.argsort()[len(some_SD) // 2]]
+    middle_D = some_SD[along_S.argsort()[len(some_SD) // 2 :][:1]][0]  # by a list of one: a lone index would be read
     near_S = (some_SD - middle_D).square().sum(1) < middle_D.square().sum() / 4
     return torch.where(4 * near_S.sum() >= 3 * len(some_SD), middle_D, 0)
 

@@ -48,6 +48,10 @@ def quantize(
     check_metric(metric)
     check_precision(precision)
     codes_KD = codes_KD.detach()
+    if torch.compiler.is_exporting() and not stats:
+        from topovq.ops.exported import quantize_exported
+
+        return Choice(*quantize_exported(x_ND, codes_KD, keep_N, metric))
     operation = _Direct.apply if plain(x_ND, codes_KD) else _by_torch if transformed() else _quantize
     return Choice(*operation(x_ND, codes_KD, keep_N, metric, precision, stats)[:6])
 

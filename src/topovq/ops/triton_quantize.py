@@ -66,7 +66,7 @@ def quantize_triton(
     skipped = (torch.empty if n else torch.zeros)((), dtype=torch.int64, device=device)
     codes_KD = codes_KD.contiguous()
     gathered = Stats(x_ND, k if stats else 0, deterministic, later=stats)
-    kept_KD = torch.empty(k if keep_codes else 0, d, device=device)
+    kept_KD = torch.empty(k if keep_codes else 0, d, dtype=torch.float32, device=device)
     row_of_N = torch.empty(n if keep_codes else 0, dtype=torch.int16, device=device)
     index_N = nearest_triton(
         x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered, kept_KD if keep_codes else None
@@ -76,7 +76,7 @@ def quantize_triton(
     block_n = max(1, 2048 // block_d)
     programs = cdiv(n, block_n)
     errors = Errors(
-        torch.empty(2, programs, device=device),
+        torch.empty(2, programs, dtype=torch.float32, device=device),
         q_ND.new_empty((), dtype=torch.float32),
         q_ND.new_empty((), dtype=torch.float32),
     )

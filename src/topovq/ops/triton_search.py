@@ -408,12 +408,12 @@ def nearest_triton(
     exact, euclidean = precision == "exact", metric == "euclidean"
     whole = exact and x_ND.dtype in (torch.bfloat16, torch.float16)
     codes_KD = codes_KD.contiguous()
-    center_D = torch.empty(d, device=device)
+    center_D = torch.empty(d, dtype=torch.float32, device=device)
     hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
     lo = torch.empty_like(hi) if exact else hi
-    scale_K, bias_K = torch.empty(rows, device=device), torch.empty(rows, device=device)
+    scale_K, bias_K = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
     found_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.int64, device=device)
-    best_SN = center_D if tiles.each else torch.empty(shares, n, device=device)
+    best_SN = center_D if tiles.each else torch.empty(shares, n, dtype=torch.float32, device=device)
     clear = stats is not None and stats.to_clear
     sums, counts = (center_D, center_D) if stats is None else (stats.sums, stats.counts)
     with on_device(x_ND):

@@ -123,9 +123,9 @@ class Stats:
         if deterministic or self.copies == 1:  # an operation may not return two views of one buffer
             make = torch.empty if self.to_clear else torch.zeros
             self.sums = make(rows, d, dtype=torch.int64 if deterministic else torch.float32, device=device)
-            self.counts = make(rows, device=device)
+            self.counts = make(rows, dtype=torch.float32, device=device)
         else:
-            both = torch.zeros(rows * (d + 1), device=device)  # one buffer: one launch less
+            both = torch.zeros(rows * (d + 1), dtype=torch.float32, device=device)  # one buffer: one launch less
             self.sums, self.counts = both[: rows * d].view(rows, d), both[rows * d :]
         self.unit = self.counts  # not read, unless:
         if deterministic and n:

@@ -177,7 +177,7 @@ def update_triton(
     lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": grid.topology == "hexagonal"}
     lattice["FULL"] = grid.size == grid.places
     programs = cdiv(k, COUNTS)
-    total, live = torch.empty(programs, device=device), torch.empty(programs, device=device)
+    total, live = (torch.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
     now = torch.empty(2, device=device, dtype=torch.float64)
     smoothed_K, fresh_K = torch.empty_like(counts_K), torch.empty_like(counts_K)
     padded = power_of_2(d)
