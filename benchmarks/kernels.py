@@ -19,9 +19,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.training import CASES, GRAPHED, PAPER, QUANTIZERS, WAYS, Smooth, start, write
-from topovq.training import TrainConfig
-from topovq.training.record import environment
-from topovq.training.step import fastest_convolutions
+from topovq.tokenizer.training import TrainConfig
+from topovq.tokenizer.training.record import environment
+from topovq.tokenizer.training.step import fastest_convolutions
 
 CASE, QUANTIZER = "vqvae2 256x256, batch 128", "kohonen hard"
 STEPS = 5  # profiled

@@ -29,7 +29,7 @@ from benchmarks.layers_check import check, check_edges, check_updates
 from benchmarks.layers_peers import layers
 from topovq import KohonenVQ
 from topovq.ops.accumulate import accumulate
-from topovq.ops.nearest import nearest
+from topovq.ops.search import nearest
 
 COLUMNS = (
     *("library", "mode", "neighborhood", "N", "K", "d", "dtype", "what", "median_ms", "peak_mib", "roofline_ms"),

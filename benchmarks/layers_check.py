@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from topovq import Grid, KohonenVQ, Schedule
-from topovq.ops.nearest import nearest
 from topovq.ops.quantize import quantize
+from topovq.ops.search import nearest
 
 EDGES = [
     (0, 5, 8), (1, 1, 1), (1, 700, 3), (130, 200, 20), (333, 65, 64), (200, 130, 100), (77, 129, 150),

@@ -28,7 +28,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from topovq.data import open_source, photo_crops
+from topovq.tokenizer.data import open_source, photo_crops
 
 CASES = [((256, 256), 256), ((500, 375), 256), ((500, 375), 128), ((1600, 1200), 256)]  # (width, height) -> size
 BATCH = 64

@@ -13,10 +13,10 @@ from dataclasses import replace
 from benchmarks.results_made import SHOWN, Made, Source
 from benchmarks.results_words import anchor, best_loss, kind, listed, mean, need, numbers, seeds_of, values, verdict
 from benchmarks.written import BLOCK, prose, table
-from topovq.studies.rows import Row
-from topovq.studies.sheet import markdown
-from topovq.studies.targets import IMAGES, other_data
-from topovq.training import TrainConfig
+from experiments.rows import Row
+from experiments.sheet import markdown
+from experiments.targets import IMAGES, other_data
+from topovq.tokenizer.training import TrainConfig
 
 NAMES = {"cifar10": "CIFAR-10", "celebahq_afhq": "faces", "imagenet": "ImageNet"}
 TITLES = {"celebahq_afhq": "Faces at 256x256", "imagenet": "ImageNet at 256x256"}

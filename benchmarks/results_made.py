@@ -10,11 +10,11 @@ from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.measured import ROOT
-from topovq.studies.library import Found, Library
-from topovq.studies.rows import Row, rows_of
-from topovq.studies.sheet import Sheet
-from topovq.studies.specs import SETTINGS, Cell, cells
-from topovq.studies.table import make_table
+from experiments.library import Found, Library
+from experiments.rows import Row, rows_of
+from experiments.sheet import Sheet
+from experiments.specs import SETTINGS, Cell, cells
+from experiments.table import make_table
 
 SHOWN = {
     "cifar10": ("sensitivity", "main", "robustness", "ablation", "gradient"),

@@ -20,9 +20,9 @@ from PIL.PngImagePlugin import PngInfo
 
 from benchmarks.results_blocks import BLOCKS, filled
 from benchmarks.results_made import SHOWN, Source, picture_path
+from experiments.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
+from experiments.sheet import as_csv
 from topovq.files import write_atomic
-from topovq.studies.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
-from topovq.studies.sheet import as_csv
 
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly

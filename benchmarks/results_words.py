@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.results_made import Made
-from topovq.studies.library import Found
-from topovq.studies.rows import Row
+from experiments.library import Found
+from experiments.rows import Row
 
 
 def numbers(given: Sequence[float], digits: int, sign: str = "") -> str:

@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
+from experiments.library import Found, Library
+from experiments.specs import configs
+from experiments.sweep import run_all
 from topovq.neighborhood import LEAST_START, Schedule
-from topovq.studies.library import Found, Library
-from topovq.studies.specs import configs
-from topovq.studies.sweep import run_all
-from topovq.training import TrainConfig
+from topovq.tokenizer.training import TrainConfig
 
 STEPS = 6_000
 SIZES = (512, 4_096, 16_384, 65_536)

@@ -41,7 +41,7 @@ from sklearn.cluster import KMeans
 from topovq import metrics
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.ops.nearest import nearest
+from topovq.ops.search import nearest
 from topovq.som import SelfOrganizingMap
 
 torch.set_num_threads(1)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.ops.nearest import nearest
+from topovq.ops.search import nearest
 from topovq.som import SelfOrganizingMap
-from topovq.training.record import environment
+from topovq.tokenizer.training.record import environment
 
 PASSES = 10
 

@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topovq.models import can_be_graphed
-from topovq.training import TrainConfig, World
-from topovq.training.distributed import pick_device
-from topovq.training.feed import open_feed
-from topovq.training.record import environment
-from topovq.training.step import TrainStep, fastest_convolutions, make_optimizer
+from topovq.tokenizer.models import can_be_graphed
+from topovq.tokenizer.training import TrainConfig, World
+from topovq.tokenizer.training.distributed import pick_device
+from topovq.tokenizer.training.feed import open_feed
+from topovq.tokenizer.training.record import environment
+from topovq.tokenizer.training.step import TrainStep, fastest_convolutions, make_optimizer
 
 LOG_EVERY = 100
 WARM = 5  # steps before the clock runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from topovq.training import TrainConfig, train
+from topovq.tokenizer.training import TrainConfig, train
 
 
 def make_run(folder: Path, **changes: Any) -> Path:

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from topovq.cli import main, parse_options
-from topovq.models import VQVAE
+from topovq.tokenizer.models import VQVAE
 
 
 def start_topovq(folder: Path, *arguments: str) -> subprocess.Popen[str]:

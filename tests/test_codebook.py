@@ -12,7 +12,7 @@ from books import (
 from topovq.codebook import Codebook
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood
-from topovq.ops.nearest import nearest_reference
+from topovq.ops.search import nearest_reference
 
 # Freezing, setting
 

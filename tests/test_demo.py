@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from topovq.demo import demo, demo_config
-from topovq.models import VQVAE
-from topovq.pictures import codebook_map, film, pixel_error, shifted
+from topovq.tokenizer.models import VQVAE
+from topovq.view.pictures import codebook_map, film, pixel_error, shifted
 
 SMALL = {"image_size": 16, "hidden": 16, "residual_hidden": 8, "codebook_size": 8, "code_dim": 8}
 

@@ -12,36 +12,27 @@ import topovq
 PACKAGE = Path(topovq.__file__).parent
 
 # From the door to the cellar: a room may import those below it, never those above (docs/design.md says why).
-ROOMS = [
-    "__main__",
-    "cli",
-    "demo",
-    "explorer",
-    "studies",
-    "report",
-    "tokens",
-    "tokenfile",
-    "pictures",
-    "training",
-    "atlas",
-    "data",
-    "models",
-    "som",
-    "files",
-    "convert",
-    "interop",
-    "quantizers",
-    "saving",
-    "metrics",
-    "codebook",
-    "state",
-    "health",
-    "rules",
-    "neighborhood",
-    "ops",
-    "grid",
-    "ranks",
-]
+FLOORS = {
+    5: ["__main__", "cli", "demo"],
+    4: ["view"],
+    3: ["tokenizer"],
+    2: ["som", "convert", "interop"],
+    1: [
+        "quantizers",
+        "files",
+        "saving",
+        "codebook",
+        "state",
+        "metrics",
+        "health",
+        "rules",
+        "neighborhood",
+        "ops",
+        "grid",
+        "distributed",
+    ],
+}
+ROOMS = [room for floor in FLOORS.values() for room in floor]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 CORE = ["ops", "grid", "neighborhood", "codebook", "rules", "quantizers", "interop", "convert"]
 

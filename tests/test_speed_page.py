@@ -9,8 +9,8 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from topovq.studies import specs
-from topovq.studies.library import Library
+from experiments import specs
+from experiments.library import Library
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -19,11 +19,11 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from topovq.data import SOURCES
-from topovq.models import MissingPackage
-from topovq.training import CheckpointError, Interrupted, MissingExtra, TrainConfig, open_data, train
-from topovq.training import evaluate as evaluate_run
-from topovq.training import info as describe_run
+from topovq.tokenizer.data import SOURCES
+from topovq.tokenizer.models import MissingPackage
+from topovq.tokenizer.training import CheckpointError, Interrupted, MissingExtra, TrainConfig, open_data, train
+from topovq.tokenizer.training import evaluate as evaluate_run
+from topovq.tokenizer.training import info as describe_run
 
 DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and use them.
 
@@ -95,7 +95,7 @@ class Train(TrainConfig):
     """torch.compile the model; it takes half a minute to start."""
 
     def __call__(self) -> None:
-        from topovq.report import REPORT_FILE, write_report
+        from topovq.view.report import REPORT_FILE, write_report
 
         result = train(self)
         if leads():
@@ -145,7 +145,7 @@ class Encode:
     """Processes that decode images; one per core by default."""
 
     def __call__(self) -> None:
-        from topovq.tokens import encode
+        from topovq.tokenizer.tokens import encode
 
         done = encode(
             self.run,
@@ -177,7 +177,7 @@ class Decode:
     """auto (CUDA where there is one), cpu, cuda or cuda:N."""
 
     def __call__(self) -> None:
-        from topovq.tokens import decode
+        from topovq.tokenizer.tokens import decode
 
         done = decode(self.run, self.tokens, self.out, batch_size=self.batch_size, device=self.device, progress=True)
         say(f"{images(done)} decoded to {self.out}")
@@ -236,7 +236,7 @@ class Report:
     """The page; it needs no other file and no network."""
 
     def __call__(self) -> None:
-        from topovq.report import write_report
+        from topovq.view.report import write_report
 
         say(f"The page: {write_report(self.runs, self.out).resolve()}")
 
@@ -255,7 +255,7 @@ class Explore:
     """Address to listen at; the default is reached from this machine alone."""
 
     def __call__(self) -> None:
-        from topovq.explorer import explore
+        from topovq.view.explorer import explore
 
         explore(self.runs, self.port, self.images, self.host)
 
@@ -309,7 +309,7 @@ class Reproduce:
     """Only these sizes of the codebook (in scale)."""
 
     def __call__(self) -> None:
-        from topovq.studies.reproduce import Request, reproduce
+        from experiments.reproduce import Request, reproduce
 
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "what"}
         written = reproduce(self.what, Request(**options), say=remark, show=sys.stdout.write)

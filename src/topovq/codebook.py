@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topovq import health, ranks
+from topovq import distributed, health
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
-from topovq.ops.nearest import nearest
+from topovq.ops.search import nearest
 from topovq.ops.update import follow_use, update
 from topovq.state import CodebookState
 
@@ -137,13 +137,13 @@ class Codebook(CodebookState):
 
     @torch.no_grad()
     def learn(self, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
-        """One update from this rank's sums and counts of the vectors that chose each code, over all ranks.
+        """One update from this rank's sums and counts of the vectors that chose each code, over all distributed.
 
         Where no rank has a vector to learn from, nothing changes. `skipped` is the number of vectors that were left
         out for NaN or infinity.
         """
-        distributed = self.sync and ranks.world_size() > 1
-        if distributed or self.pending is not None:
+        several = self.sync and distributed.world_size() > 1
+        if several or self.pending is not None:
             # One buffer, one all-reduce.
             stats = torch.cat([sums_KD.flatten(), counts_K, skipped.to(sums_KD.dtype).view(1)])
             if self.pending is not None:
@@ -154,8 +154,8 @@ class Codebook(CodebookState):
                 stats = stats + self.pending
                 self.pending.zero_()
                 self.is_pending = False
-            if distributed:
-                stats = ranks.sum_over_ranks(stats)
+            if several:
+                stats = distributed.sum_over_ranks(stats)
             sums_KD = stats[: sums_KD.numel()].view_as(sums_KD)
             counts_K, skipped = stats[sums_KD.numel() : -1], stats[-1].long()
         self.skipped += skipped
@@ -221,14 +221,14 @@ class Codebook(CodebookState):
         knows, but leaves the codes as they are. Frozen codes stay where they are, and so do codes that came from
         elsewhere in whatever way: only the device knows that, too.
         """
-        if not x_ND.shape[0] and not (self.sync and ranks.world_size() > 1):
+        if not x_ND.shape[0] and not (self.sync and distributed.world_size() > 1):
             return
         codes_KD, any_valid = sample_rows(x_ND, valid_N, self.size, self.sync)
         for _ in range(self.kmeans_iters):
             index_N = torch.where(valid_N, self.search(x_ND, codes_KD), -1)
             sums_KD, counts_K = accumulate(x_ND, index_N, self.size)
             stats = torch.cat([sums_KD, counts_K[:, None]], 1)
-            stats = ranks.sum_over_ranks(stats) if self.sync else stats
+            stats = distributed.sum_over_ranks(stats) if self.sync else stats
             counts_K1 = stats[:, -1:]
             codes_KD = torch.where(counts_K1 > 0, stats[:, :-1] / counts_K1.clamp(min=1), codes_KD)
         known = self.initialized | self.was_filled()
@@ -294,12 +294,12 @@ def sample_rows(x_ND: Tensor, valid_N: Tensor, count: int, sync: bool) -> tuple[
     nobody; no rank asks its device anything.
     """
     n = x_ND.shape[0]
-    distributed = sync and ranks.world_size() > 1
-    share_R = valid_N.new_zeros(ranks.world_size() if distributed else 1, dtype=torch.int64)
-    here = ranks.rank() if distributed else 0
+    several = sync and distributed.world_size() > 1
+    share_R = valid_N.new_zeros(distributed.world_size() if several else 1, dtype=torch.int64)
+    here = distributed.rank() if several else 0
     share_R[here] = valid_N.sum()
-    if distributed:
-        share_R = ranks.sum_over_ranks(share_R)
+    if several:
+        share_R = distributed.sum_over_ranks(share_R)
     total = share_R.sum()
     start = share_R[:here].sum()
     slot = torch.arange(count, device=x_ND.device)
@@ -310,4 +310,4 @@ def sample_rows(x_ND: Tensor, valid_N: Tensor, count: int, sync: bool) -> tuple[
     if n:
         order_N = torch.where(valid_N, torch.rand(n, device=x_ND.device), 2.0).argsort()
         rows = torch.where(mine[:, None], x_ND[order_N[place.clamp(0, n - 1)]].to(rows.dtype), 0)
-    return (ranks.sum_over_ranks(rows) if distributed else rows), total > 0
+    return (distributed.sum_over_ranks(rows) if several else rows), total > 0

@@ -16,11 +16,11 @@ from rich.console import Console
 from torch import Tensor
 
 from topovq.files import write_atomic
-from topovq.models import Tokenizer
-from topovq.pictures import COLORS, codebook_map, film, pixel_error, shifted
-from topovq.report import REPORT_FILE, write_report
-from topovq.training import TrainConfig, load_run, open_data, read_record, train
-from topovq.training.record import RECORD_FILE
+from topovq.tokenizer.models import Tokenizer
+from topovq.tokenizer.training import TrainConfig, load_run, open_data, read_record, train
+from topovq.tokenizer.training.record import RECORD_FILE
+from topovq.view.pictures import COLORS, codebook_map, film, pixel_error, shifted
+from topovq.view.report import REPORT_FILE, write_report
 
 TWINS = {"KSOM": "kohonen", "EMA-VQ": "ema"}
 OFFSETS = range(-3, 4)

@@ -8,7 +8,7 @@ from torch import Tensor
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
-from topovq.ops.nearest import center_of, nearest
+from topovq.ops.search import center_of, nearest
 
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
 

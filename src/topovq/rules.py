@@ -15,7 +15,7 @@ from torch import Tensor
 
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
-from topovq.ops.nearest import nearest
+from topovq.ops.search import nearest
 
 
 def online(

@@ -16,9 +16,7 @@ import os, re, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops import (
-    triton_dense, triton_quantize, triton_search, triton_smooth, triton_stats, triton_thin, triton_update
-)
+from topovq.ops.triton import accumulate, dense, quantize, search, smooth, thin, update
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
@@ -64,22 +62,22 @@ def course(kind, schedule):
     return {"KIND": kind, "SCHEDULE": schedule}
 
 for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", False), ("given", True)):
-    for tile in (triton_smooth.SMALL, triton_smooth.LARGE):
+    for tile in (smooth.SMALL, smooth.LARGE):
         step = "*fp64" if schedule == "given" else "*i64"
         # Numbers that are 1 are compiled in: the strides and columns of a line of codes of one dimension.
         line = {"sums_columns": 1, "counts_columns": 1, "counts_place_stride": 1}
         ones = line if wrap else {"counts_column_stride": 1}
-        how = {**course("gaussian", schedule), "WRAP": wrap, "WIDE": triton_smooth.WIDE, "PRECISION": tile.precision}
+        how = {**course("gaussian", schedule), "WRAP": wrap, "WIDE": smooth.WIDE, "PRECISION": tile.precision}
         how |= {"BLOCK_C": tile.block_c, "BLOCK_J": tile.block_j, **ones}
         how |= {"D": 1 if wrap else 64, "LISTED": schedule in ("given", "exponential")}
         how["LEAD"] = {"harmonic": "open", "given": "ring"}.get(schedule, "whole")
         how["FULL"] = schedule in ("given", "linear")
-        build(triton_smooth._points_kernel, {**how, "BLOCK_I": tile.block_u}, step_ptr=step)
-        how |= {"NEAR": triton_smooth.NEAR, "LONG": tile is triton_smooth.LARGE, "BUT_NARROW": schedule != "given"}
-        build(triton_smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
-    how = {**course("gaussian", schedule), "WIDE": triton_smooth.WIDE, "LISTS": True, "BLOCK": 512, "after": 1}
+        build(smooth._points_kernel, {**how, "BLOCK_I": tile.block_u}, step_ptr=step)
+        how |= {"NEAR": smooth.NEAR, "LONG": tile is smooth.LARGE, "BUT_NARROW": schedule != "given"}
+        build(smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
+    how = {**course("gaussian", schedule), "WIDE": smooth.WIDE, "LISTS": True, "BLOCK": 512, "after": 1}
     how["FULL"] = wrap
-    build(triton_smooth._begin_kernel, how, width_ptr="*fp64", step_ptr=step)
+    build(smooth._begin_kernel, how, width_ptr="*fp64", step_ptr=step)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False),
     ("gaussian", "exponential", False),
@@ -87,42 +85,42 @@ for kind, schedule, hexagonal in (
     lattice = {"WRAP0": False, "WRAP1": hexagonal, "WRAP2": not hexagonal, "HEXAGONAL": hexagonal, "n0": 1}
     full = {"FULL": schedule != "exponential", **lattice}
     unused = {"steps_ptr": "*fp32", "lengths_ptr": "*fp32"} if kind == "none" else {}
-    build(triton_update._counts_kernel, {**course(kind, schedule), **full, "BLOCK": triton_update.COUNTS}, **unused)
+    build(update._counts_kernel, {**course(kind, schedule), **full, "BLOCK": update.COUNTS}, **unused)
     rule = {"KIND": kind, "UPDATE_EMPTY": not hexagonal, "CARRIED": True, "COSINE": False}
-    build(triton_update._codes_kernel, {**rule, **full, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
-    blocks = {"BLOCK_I": triton_dense.BLOCK_I, "BLOCK_J": triton_dense.BLOCK_J, "BLOCK_D": 64}
-    dense = {"none": "exponential"}.get(kind, kind)
-    build(triton_dense._dense_kernel, {**course(dense, schedule), **lattice, **blocks})
+    build(update._codes_kernel, {**rule, **full, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
+    blocks = {"BLOCK_I": dense.BLOCK_I, "BLOCK_J": dense.BLOCK_J, "BLOCK_D": 64}
+    dense_kind = {"none": "exponential"}.get(kind, kind)
+    build(dense._dense_kernel, {**course(dense_kind, schedule), **lattice, **blocks})
 for k, d, precision in (
     (512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 128, "exact"), (8_192, 128, "fast"),
     (8_192, 256, "exact"), (8_192, 256, "fast"), (8_192, 512, "exact"),
 ):
-    tiles = triton_search.tile_sizes(k, d, precision)
+    tiles = search.tile_sizes(k, d, precision)
     shape = {"DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
     how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": precision == "exact", "EACH": tiles.each}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    build(triton_search._search_kernel, {**shape, **how, "WHOLE": False}, options)
+    build(search._search_kernel, {**shape, **how, "WHOLE": False}, options)
     whole = precision == "exact"
-    build(triton_search._search_kernel, {**shape, **how, "WHOLE": whole}, options, x_ptr="*bf16")
-    how = {"OTHER": False, "EXACT": precision == "exact", "WHOLE": False, "ROWS": triton_search.WHICH}
+    build(search._search_kernel, {**shape, **how, "WHOLE": whole}, options, x_ptr="*bf16")
+    how = {"OTHER": False, "EXACT": precision == "exact", "WHOLE": False, "ROWS": search.WHICH}
     how |= {"DP": d, "DC": 64, "BLOCK_K": tiles.block_k, "stride_d": 1}
-    build(triton_search._which_kernel, how, found_ptr="*i64", out_ptr="*i64")
+    build(search._which_kernel, how, found_ptr="*i64", out_ptr="*i64")
     how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True,
            "KEPT": k <= 2048}
-    build(triton_search._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
+    build(search._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
     how = {"KEPT": k <= 2048, "STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
-    build(triton_quantize._gather_kernel, how, row_ptr="*i16")
+    build(quantize._gather_kernel, how, row_ptr="*i16")
     how = {"GATHER": k <= 2048, "BLOCK_N": max(1, 4096 // d), "BLOCK_D": d, "grad_d": 1, "stride_d": 1}
-    build(triton_quantize._backward_kernel, how, row_ptr="*i16")
+    build(quantize._backward_kernel, how, row_ptr="*i16")
 half = {name + "_ptr": "*bf16" for name in ("image", "matrix", "bias", "wide", "grad")}
 for kernel, tile, which in (
-    (triton_thin._widen_kernel, triton_thin.WIDEN, {}), (triton_thin._narrow_kernel, triton_thin.NARROW, {}),
-    (triton_thin._thin_kernel, triton_thin.WIDEN_BACKWARD, {"WIDEN": True, "bias_ptr": None, "matrix_ptr": None}),
-    (triton_thin._thin_kernel, triton_thin.NARROW_BACKWARD, {"WIDEN": False}),
+    (thin._widen_kernel, thin.WIDEN, {}), (thin._narrow_kernel, thin.NARROW, {}),
+    (thin._thin_kernel, thin.WIDEN_BACKWARD, {"WIDEN": True, "bias_ptr": None, "matrix_ptr": None}),
+    (thin._thin_kernel, thin.NARROW_BACKWARD, {"WIDEN": False}),
 ):
     shape = {"C": 3, "P": 16, "M": 64, "BLOCK": tile.block, "BLOCK_M": 64, **which}
     build(kernel, shape, {"num_warps": tile.warps, "num_stages": tile.stages}, **half)
-build(triton_stats._total_kernel, {"ERROR": True, "BLOCK": triton_stats.TOTAL, "COPIES": 32, "PARTS": 4096})
+build(accumulate._total_kernel, {"ERROR": True, "BLOCK": accumulate.TOTAL, "COPIES": 32, "PARTS": 4096})
 """
 
 

@@ -9,9 +9,9 @@ from kernels import DEVICE, noise
 
 from topovq.ops import quantize as module
 from topovq.ops.accumulate import accumulate_reference
-from topovq.ops.nearest import METRICS
 from topovq.ops.quantize import Choice, quantize
-from topovq.ops.triton_quantize import backward_triton, quantize_triton
+from topovq.ops.search import METRICS
+from topovq.ops.triton.quantize import backward_triton, quantize_triton
 
 NAN, INF = float("nan"), float("inf")
 

@@ -7,8 +7,8 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from kernels import DEVICE, noise
 
-from topovq.ops.nearest import METRICS, nearest
-from topovq.ops.triton_search import nearest_triton, shares_of
+from topovq.ops.search import METRICS, nearest
+from topovq.ops.triton.search import nearest_triton, shares_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -90,7 +90,7 @@ def test_of_many_codes_that_are_the_same_the_lowest_wins(d):
 @pytest.mark.parametrize("shares", [1, 2, 3, 18])
 @pytest.mark.parametrize("d", [3, 300])
 def test_shared_codes_give_what_all_together_give(monkeypatch, shares, d):
-    monkeypatch.setattr("topovq.ops.triton_search.shares_of", lambda programs, tiles: shares)
+    monkeypatch.setattr("topovq.ops.triton.search.shares_of", lambda programs, tiles: shares)
     codes, x = noise(2200, d, seed=1), noise(7, d)
     codes[2100], x[0] = codes[5], codes[5]  # a tie: the first wins, whatever share it is in
     codes[50], x[1] = codes[1900], codes[1900]

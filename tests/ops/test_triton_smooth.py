@@ -13,11 +13,11 @@ from kernels import DEVICE, GRIDS, noise
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.ops import triton_smooth as module
 from topovq.ops.kernel import CUTOFF, Kernel
 from topovq.ops.smooth import smooth, smooth_reference
-from topovq.ops.triton_course import course_table, width_and_strength
-from topovq.ops.triton_smooth import LARGE, SMALL, smooth_triton, tile
+from topovq.ops.triton import smooth as module
+from topovq.ops.triton.course import course_table, width_and_strength
+from topovq.ops.triton.smooth import LARGE, SMALL, smooth_triton, tile
 
 # NumPy, which the interpreter computes with, warns where a kernel meets NaN or fills a tile up with zeros.
 # Where nothing was written, a kernel may compute with what happens to be there, for nobody.
@@ -80,7 +80,7 @@ def test_smooth(grid, width):
 @pytest.mark.parametrize("grid", [Grid((130, 3), wrap=True), Grid((2, 70))], ids=str)
 def test_smooth_with_large_tiles(monkeypatch, grid):
     # Full tiles of 64 places and one that is not.
-    monkeypatch.setattr("topovq.ops.triton_smooth.PROGRAMS", 0)
+    monkeypatch.setattr("topovq.ops.triton.smooth.PROGRAMS", 0)
     assert tile(max(grid.shape), 3, 2) == LARGE
     sums, counts = noise(grid.size, 5), noise(grid.size).abs()
     for width in (0.3, 4.0, 200.0):

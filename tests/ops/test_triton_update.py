@@ -11,11 +11,11 @@ from kernels import DEVICE, GRIDS, noise
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.ops import triton_update
 from topovq.ops.kernel import Course
 from topovq.ops.smooth import method, smooth_reference
-from topovq.ops.triton_dense import dense_triton
-from topovq.ops.triton_update import update_triton
+from topovq.ops.triton import update as triton_update
+from topovq.ops.triton.dense import dense_triton
+from topovq.ops.triton.update import update_triton
 from topovq.ops.update import update
 
 # NumPy, which the interpreter computes with, warns where a kernel meets NaN or fills a tile up with zeros.
@@ -110,7 +110,7 @@ def test_update_with_the_largest_window():
 )
 @pytest.mark.parametrize("many", [1, 1000])
 def test_update_with_a_gaussian(grid, schedule, many, monkeypatch):
-    monkeypatch.setattr("topovq.ops.triton_smooth.MANY", many)  # codes, from which on the width is computed first
+    monkeypatch.setattr("topovq.ops.triton.smooth.MANY", many)  # codes, from which on the width is computed first
     for update_empty in (True, False):
         course = Neighborhood("gaussian", grid, schedule=schedule).course
         assert_update_as_good_as_plain(grid, course, update_empty=update_empty)

@@ -12,7 +12,7 @@ from topovq import GradientVQ, KohonenVQ, ResidualVQ
 from topovq.ops import quantize as ops
 from topovq.ops.direct import plain
 from topovq.ops.quantize import quantize
-from topovq.quantizers.gradients import rotate_to
+from topovq.quantizers.rotation import rotate_to
 
 N, D = 6, 3
 

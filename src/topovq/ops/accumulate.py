@@ -37,7 +37,7 @@ def accumulate_reference(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple
 def _compute(x_ND: Tensor, index_N: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     if x_ND.is_cuda and dtype == torch.float32:
-        from topovq.ops.triton_stats import accumulate_triton
+        from topovq.ops.triton.accumulate import accumulate_triton
 
         return accumulate_triton(x_ND, index_N, num_codes, torch.are_deterministic_algorithms_enabled())
     # Vectors that are left out go to one more row, which is then dropped: no data-dependent shapes.

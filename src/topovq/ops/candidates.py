@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from topovq.ops.nearest import BLOCK, ROWS, check_metric, search_terms
+from topovq.ops.search import BLOCK, ROWS, check_metric, search_terms
 
 TINY = 1e-20  # so that the logarithm of a uniform number of 0 is finite
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from topovq.ops.nearest import COLUMNS, search_terms
+from topovq.ops.search import COLUMNS, search_terms
 
 CODES = 85 * COLUMNS  # a block: whole tiles, so that equal codes have equal scores
 

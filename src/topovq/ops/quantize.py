@@ -17,7 +17,7 @@ from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
 from topovq.ops.direct import plain, transformed
-from topovq.ops.nearest import check_metric, check_precision, nearest
+from topovq.ops.search import check_metric, check_precision, nearest
 
 # Up to so many codes are copied for the backward pass on CUDA, with the choices in 16 bits: it need not read q then,
 # which is the caller's to change.
@@ -63,7 +63,7 @@ def _compute(
     for the backward pass: the codes as they are now and the index in 16 bits, or nothing of both)."""
     d, k = x_ND.shape[1], codes_KD.shape[0]
     if _by_kernels(x_ND) and codes_KD.dtype == torch.float32:
-        from topovq.ops.triton_quantize import quantize_triton
+        from topovq.ops.triton.quantize import quantize_triton
 
         deterministic = stats and torch.are_deterministic_algorithms_enabled()
         return quantize_triton(x_ND, codes_KD, keep_N, metric, precision, stats, deterministic, k <= FEW)
@@ -140,7 +140,7 @@ def _compute_backward(
 ) -> Tensor:
     """grad_q + 2 grad_error share (x - q) where valid, in the type of x; q is `rows`, or rows[row_of_N] where given."""
     if _by_kernels(x_ND):
-        from topovq.ops.triton_quantize import backward_triton
+        from topovq.ops.triton.quantize import backward_triton
 
         return backward_triton(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share)
     return _backward_by_torch(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share)

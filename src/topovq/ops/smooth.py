@@ -7,7 +7,7 @@ they give nothing; what they would receive is cut off.
 Four ways, each for what it does best; `method` chooses from the shapes alone, never from a value on the device:
     box        shifted copies added up: `hard` with a small radius (the paper's 3 x 3 window)
     separable  one n x n matrix per axis: `gaussian`, exp(-(a^2 + b^2)) = exp(-a^2) exp(-b^2); on CUDA without the
-               matrix, and without weights below CUTOFF (triton_smooth.py)
+               matrix, and without weights below CUTOFF (triton/smooth.py)
     dense      the K x K matrix itself, up to DENSE codes, for what is neither
     fft        convolution over the grid in float64, for what is neither and larger (ops/convolve.py). Its error is at
                most CUTOFF of the whole batch per code; smaller results are set to exactly 0, so that no count is
@@ -104,7 +104,7 @@ def _(stats_KC: Tensor, *_: object) -> Tensor:
 def _compute_gaussian(
     sums_KD: Tensor, counts_K: Tensor, shape: list[int], wrap: list[bool], width: Tensor
 ) -> tuple[Tensor, Tensor]:
-    from topovq.ops.triton_smooth import smooth_triton
+    from topovq.ops.triton.smooth import smooth_triton
 
     if counts_K.numel() == 1:
         return sums_KD.clone(), counts_K.clone()

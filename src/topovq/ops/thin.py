@@ -1,6 +1,6 @@
 """4x4 stride-2 convolutions between a few channels and many with their ReLU, as operations with gradients; CUDA alone.
 
-Legend: as in triton_thin.py; the weights are a matrix [4 P, M], rows in the order of a patch.
+Legend: as in triton/thin.py; the weights are a matrix [4 P, M], rows in the order of a patch.
     widen   wide = relu(patches of the image @ matrix + bias)
     narrow  an image whose patches are added up: relu(wide + bias) @ matrix^T, each at its place
 `widen` gives the image no gradient.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @torch.library.custom_op("topovq::widen", mutates_args=())
 def widen(image_BHWC: Tensor, matrix_4PM: Tensor, bias_M: Tensor) -> Tensor:
-    from topovq.ops.triton_thin import widen_triton
+    from topovq.ops.triton.thin import widen_triton
 
     return widen_triton(image_BHWC.contiguous(), matrix_4PM.contiguous(), bias_M.contiguous())
 
@@ -29,7 +29,7 @@ def _(image_BHWC: Tensor, matrix_4PM: Tensor, bias_M: Tensor) -> Tensor:
 
 @torch.library.custom_op("topovq::widen_backward", mutates_args=())
 def _widen_backward(image_BHWC: Tensor, wide_BHWM: Tensor, grad_BHWM: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    from topovq.ops.triton_thin import widen_backward_triton
+    from topovq.ops.triton.thin import widen_backward_triton
 
     matrix, bias = widen_backward_triton(image_BHWC.contiguous(), wide_BHWM.contiguous(), grad_BHWM.contiguous(), rows)
     return matrix.to(wide_BHWM.dtype), bias.to(wide_BHWM.dtype)
@@ -55,7 +55,7 @@ widen.register_autograd(_of_widened, setup_context=_save_widened)
 
 @torch.library.custom_op("topovq::narrow", mutates_args=())
 def narrow(wide_BHWM: Tensor, bias_M: Tensor, matrix_4PM: Tensor, channels: int) -> Tensor:
-    from topovq.ops.triton_thin import narrow_triton
+    from topovq.ops.triton.thin import narrow_triton
 
     return narrow_triton(wide_BHWM.contiguous(), bias_M.contiguous(), matrix_4PM.contiguous(), channels)
 
@@ -70,7 +70,7 @@ def _(wide_BHWM: Tensor, bias_M: Tensor, matrix_4PM: Tensor, channels: int) -> T
 def _narrow_backward(
     wide_BHWM: Tensor, bias_M: Tensor, matrix_4PM: Tensor, grad_BHWC: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from topovq.ops.triton_thin import narrow_backward_triton
+    from topovq.ops.triton.thin import narrow_backward_triton
 
     wide, matrix, bias = narrow_backward_triton(
         wide_BHWM.contiguous(), bias_M.contiguous(), matrix_4PM.contiguous(), grad_BHWC.contiguous()

@@ -110,7 +110,7 @@ def _move(
 ) -> None:
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD, batch_K = state
     if _by_kernels(codes_KD) and grid.ndim <= 3:
-        from topovq.ops.triton_update import update_triton
+        from topovq.ops.triton.update import update_triton
 
         update_triton(
             codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD.contiguous(), batch_K.contiguous(),

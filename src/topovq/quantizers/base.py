@@ -26,11 +26,11 @@ from topovq.quantizers.arguments import FORWARD_ADVICE, refuse_arguments
 from topovq.quantizers.closest import closest
 from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.extras import Extras
-from topovq.quantizers.gradients import rotate_to
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.orthogonal import orthogonality
 from topovq.quantizers.recompute import in_backward, may_be_recomputed, refuse_transforms
 from topovq.quantizers.results import Ask, Part, Quantized, breakdown, mean
+from topovq.quantizers.rotation import rotate_to
 from topovq.quantizers.weighting import WeightLike, learn_weighted
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from topovq.ops.candidates import nearest_k
-from topovq.quantizers.gradients import rotate_to
 from topovq.quantizers.results import Quantized
+from topovq.quantizers.rotation import rotate_to
 
 if TYPE_CHECKING:
     from topovq.quantizers.base import Quantizer

@@ -11,8 +11,8 @@ from torch import Tensor
 from topovq.codebook import Codebook
 from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
-from topovq.ops.nearest import check_metric, check_precision
 from topovq.ops.quantize import Choice
+from topovq.ops.search import check_metric, check_precision
 from topovq.quantizers.arguments import ADVICE, refuse_arguments
 from topovq.quantizers.base import Quantizer
 from topovq.quantizers.codebook_loss import codebook_loss

@@ -23,7 +23,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
-from topovq.ops.nearest import check_metric
+from topovq.ops.search import check_metric
 from topovq.som import saving
 from topovq.som.tables import DenseTable, MissingTable, SparseTable, Table
 

@@ -1,6 +1,6 @@
 """Data as the learning rules see it: dense, with missing values, or sparse, behind one set of questions.
 
-Legend: N vectors x, D features, K codes w, metric as in ops/nearest.py.
+Legend: N vectors x, D features, K codes w, metric as in ops/search.py.
     score_NK     what the closest code minimizes: |w|^2/2 - x.w (euclidean), -x.w/|w| (cosine), -x.w (dot)
     distance_NK  euclidean |x - w| = sqrt(|x|^2 + 2 score), cosine 1 - cos, dot -x.w
     stats_KC     weighted sums of the members of each code [K, D], then their weights [K, 1], or [K, D] where values
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
-from topovq.ops.nearest import center_of, nearest, search_terms
+from topovq.ops.search import center_of, nearest, search_terms
 
 ROWS = 1024  # rows of a block of scores
 CUDA_ROWS = 2**20  # rows of a block on a GPU: each takes a few launches
@@ -164,7 +164,7 @@ class DenseTable(Table):
     def closest_two(self, codes_KD: Tensor, metric: str) -> Tensor:
         if not self.x_ND.is_cuda or self.dtype == torch.float64:
             return super().closest_two(codes_KD, metric)
-        from topovq.ops.triton_search import nearest_triton
+        from topovq.ops.triton.search import nearest_triton
 
         first_N = nearest(self.x_ND, codes_KD, metric)
         second_N = nearest_triton(self.x_ND, codes_KD, metric, "exact", other_than_N=first_N)

@@ -1,0 +1,280 @@
+"""What is to be run for each table, as data: a table is a list of cells, and a cell and a seed are one training run.
+
+The paper's tables are the rows of targets.csv. Beside them stand rows of ours: `exponential` (the formula of the
+authors' code) after each `gaussian` (the paper's formula) of `main` and `ablation`, and the variants of the SOM-VAE in
+`gradient`. `scale` is a study of our own: methods over sizes of the codebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.targets import KEYS, targets
+from topovq.grid import Grid
+from topovq.tokenizer.models import check_name
+from topovq.tokenizer.training import TrainConfig
+
+TABLES = ("sensitivity", "main", "robustness", "ablation", "gradient")
+SCALE = "scale"
+SEEDS = 5
+FEWER_SEEDS = 3  # of the tables with many cells
+PAPER_STEPS = 30_000
+QUICK = "photos"  # the data set of the quick versions
+
+SIZES = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All of a run that its cell does not say: the data set and the model that goes with it."""
+
+    data: str
+    image_size: int
+    model: str
+    model_options: dict[str, Any]
+    batch_size: int
+    learning_rate: float
+    codebook_size: int = 512
+    code_dim: int = 64
+    steps: int = PAPER_STEPS
+    validate_every: int = 1_000
+    checkpoint_every: int = 10_000
+    log_every: int = 500
+    precision: Any = "bf16"
+    device: str = "auto"
+
+
+LEVEL_1, LEVEL_2 = SIZES | {"stride": 4}, SIZES | {"strides": [4, 2]}
+SETTINGS = {
+    "cifar10": Setting("cifar10", 32, "vqvae", LEVEL_1, 256, 1e-3),
+    "imagenet": Setting("imagenet", 256, "vqvae2", LEVEL_2, 128, 3e-4, checkpoint_every=2_000, log_every=100),
+    "celebahq_afhq": Setting("faces", 256, "vqvae2", LEVEL_2, 128, 3e-4, checkpoint_every=2_000, log_every=100),
+    QUICK: Setting(
+        data=QUICK,
+        image_size=32,
+        model="vqvae",
+        model_options={"hidden": 32, "residual_layers": 1, "residual_hidden": 16, "stride": 4},
+        batch_size=64,
+        learning_rate=2e-3,
+        codebook_size=128,
+        code_dim=16,
+        steps=400,
+        validate_every=20,
+        checkpoint_every=200,
+        log_every=20,
+        precision="fp32",
+        device="cpu",
+    ),
+}
+QUICK_SEEDS = 2
+# At 256x256 the study of large codebooks has one level of 32x32 tokens, as tokenizers do.
+SCALE_SETTINGS = {
+    "celebahq_afhq": replace(SETTINGS["celebahq_afhq"], model="vqvae", model_options=SIZES | {"stride": 8})
+}
+
+# method -> the quantizer's name and what the name says of its options
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ema": ("ema", {}),
+    "ksom": ("kohonen", {}),  # with no neighborhood in the cell: the recommended schedule
+    "ksom-paper": ("kohonen", {}),
+    "gradient": ("gradient", {}),
+    # The paper's row: its authors' code pulls neighbors toward the winning code by squares that it adds up over
+    # dimensions, and its last sweep weighs that by 0.1.
+    "som-vae": ("som-vae", {"neighbor_target": "winner", "neighbor_weight": 0.1, "neighbor_reduction": "sum"}),
+    **{
+        f"som-vae-{target}-mean-{weight}": (
+            "som-vae",
+            {"neighbor_target": target, "neighbor_weight": weight, "neighbor_reduction": "mean"},
+        )
+        for target in ("winner", "input")
+        for weight in (0.1, 1.0)
+    },
+    **{name: (name, {}) for name in ("vqp", "vqp-rotation", "simvq", "fsq", "lfq")},
+}
+
+# Data set and method of rows that nobody has run yet: a table of records names them and is whole without them.
+PENDING = (("cifar10", "som-vae"),)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table: the key columns of targets.csv, as they are written there, and the size of the codebook."""
+
+    table: str
+    dataset: str
+    method: str
+    neighborhood: str = ""
+    grid_dim: str = ""
+    tau: str = ""
+    count_init: str = ""
+    update_empty: str = ""
+    codebook_size: int | None = None
+    """The data set's own if not given."""
+    most_seeds: int | None = field(default=None, compare=False)
+    """No more seeds than this, however many are asked for."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(getattr(self, name) for name in KEYS)
+
+    @property
+    def paper(self) -> dict[str, str] | None:
+        """The paper's numbers, where it has this row."""
+        return targets().get(self.key) if self.codebook_size is None else None
+
+    @property
+    def pending(self) -> bool:
+        return (self.dataset, self.method) in PENDING
+
+    @property
+    def setting(self) -> Setting:
+        known = SCALE_SETTINGS if self.table == SCALE else {}
+        return known.get(self.dataset) or SETTINGS[self.dataset]
+
+    @property
+    def name(self) -> str:
+        """What tells this row from the others of its table, in words."""
+        words = [self.method, *[word for word in (self.neighborhood,) if word not in ("", "none")]]
+        values = {"K": self.codebook_size, "grid": f"{self.grid_dim}-D" * bool(self.grid_dim), "tau": self.tau}
+        values |= {"count_init": self.count_init, "update_empty": self.update_empty}
+        return " ".join([*words, *[f"{name}={value}" for name, value in values.items() if value]])
+
+    def seeds(self, number: int) -> range:
+        return range(number if self.most_seeds is None else min(number, self.most_seeds))
+
+    def config(
+        self, seed: int, steps: int | None = None, data_path: Path | None = None, batch_size: int | None = None
+    ) -> TrainConfig:
+        """The run of this cell with this seed; precision and all else is named, so its id is the same everywhere."""
+        setting = self.setting
+        size = self.codebook_size or setting.codebook_size
+        quantizer, options = METHODS[self.method]
+        return TrainConfig(
+            data=setting.data,
+            data_path=data_path,
+            image_size=setting.image_size,
+            model=setting.model,
+            model_options=dict(setting.model_options),
+            codebook_size=size,
+            code_dim=setting.code_dim,
+            quantizer=quantizer,
+            quantizer_options=options | self._options(size),
+            steps=setting.steps if steps is None else steps,
+            batch_size=setting.batch_size if batch_size is None else batch_size,
+            learning_rate=setting.learning_rate,
+            weight_decay=0.0,
+            clip=1.0,
+            seed=seed,
+            validate_every=setting.validate_every,
+            checkpoint_every=setting.checkpoint_every,
+            keep_checkpoints=1,
+            log_every=setting.log_every,
+            device=setting.device,
+            precision=setting.precision,
+        )
+
+    def _options(self, size: int) -> dict[str, Any]:
+        """The quantizer's options that the key columns name."""
+        options: dict[str, Any] = {}
+        if self.neighborhood not in ("", "none"):
+            options["neighborhood"] = self.neighborhood
+            options["tau"] = float(self.tau)
+            options["grid"] = list(Grid.balanced(size, int(self.grid_dim)).shape)
+        if self.count_init:
+            options["count_init"] = float(self.count_init)
+        if self.update_empty:
+            options["update_empty"] = self.update_empty == "yes"
+        return options
+
+
+CODEBOOKS = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
+OURS_AT_SCALE = (
+    Cell(SCALE, "cifar10", "ema", "none", count_init="1", update_empty="yes"),
+    Cell(SCALE, "cifar10", "ksom-paper", "hard", "2", "0.1", "1", "yes"),
+    Cell(SCALE, "cifar10", "ksom"),
+)
+PEERS_AT_SCALE = tuple(Cell(SCALE, "cifar10", name) for name in ("vqp", "vqp-rotation", "simvq", "fsq", "lfq"))
+SCALE_SEEDS_UP_TO = 16_384  # beyond it, and for the peers, one seed
+
+
+def cells(table: str, dataset: str = "cifar10", codebooks: Sequence[int] | None = None) -> list[Cell]:
+    """The rows of a table for a data set; `dataset="photos"` gives the rows of CIFAR-10's for the quick version."""
+    check_name("table", table, (*TABLES, SCALE))
+    check_name("data set of the tables", dataset, SETTINGS)
+    if codebooks is not None and table != SCALE:
+        raise ValueError(f"codebooks={list(codebooks)} goes with {SCALE!r}; the table {table!r} has one size, 512")
+    rows = _scale(dataset, codebooks) if table == SCALE else _with_ours(_paper_cells(table, dataset))
+    if not rows:
+        has = dict.fromkeys(key[1] for key in targets() if key[0] == table)
+        raise ValueError(f"the table {table!r} has no rows for {dataset!r}; it has them for {', '.join(has)}")
+    return rows
+
+
+def configs(
+    table: str,
+    dataset: str = "cifar10",
+    seeds: int | None = None,
+    steps: int | None = None,
+    *,
+    batch_size: int | None = None,
+    data_path: Path | None = None,
+    codebooks: Sequence[int] | None = None,
+) -> list[TrainConfig]:
+    """The runs that a table is made of, each once; `seeds` a cell (default: 5, for `scale` 3), `steps` and `batch_size`
+    (default: the paper's 30,000, and its batches for the data set)."""
+    number = default_seeds(table, dataset) if seeds is None else seeds
+    if number < 1:
+        raise ValueError(f"seeds={seeds!r} must be at least 1")
+    found: dict[str, TrainConfig] = {}
+    for cell in cells(table, dataset, codebooks):
+        for seed in cell.seeds(number):
+            config = cell.config(seed, steps, data_path, batch_size)
+            found.setdefault(config.run_id, config)
+    return list(found.values())
+
+
+def default_seeds(table: str, dataset: str) -> int:
+    return QUICK_SEEDS if dataset == QUICK else FEWER_SEEDS if table in (SCALE, "ablation", "gradient") else SEEDS
+
+
+def _paper_cells(table: str, dataset: str) -> Iterable[Cell]:
+    for key in targets():
+        if key[:2] == (table, "cifar10" if dataset == QUICK else dataset):
+            yield replace(Cell(**dict(zip(KEYS, key))), dataset=dataset)  # type: ignore[arg-type]
+
+
+def _with_ours(paper: Iterable[Cell]) -> list[Cell]:
+    rows = []
+    for cell in paper:
+        rows.append(cell)
+        if cell.table in ("main", "ablation") and cell.neighborhood == "gaussian":
+            rows.append(replace(cell, neighborhood="exponential"))
+        if cell.method == "som-vae":
+            rows += [replace(cell, method=name) for name in METHODS if name.startswith("som-vae-")]
+    return rows
+
+
+def _scale(dataset: str, codebooks: Sequence[int] | None) -> list[Cell]:
+    if dataset == "imagenet":
+        raise ValueError(f"{SCALE!r} is done on cifar10 and, with one level and 16,384 codes, on celebahq_afhq")
+    methods: tuple[Cell, ...] = (*OURS_AT_SCALE, *PEERS_AT_SCALE)
+    sizes: tuple[int, ...] = CODEBOOKS
+    if dataset == QUICK:
+        methods, sizes = OURS_AT_SCALE, (512, 4_096)
+    elif dataset == "celebahq_afhq":
+        methods, sizes = (OURS_AT_SCALE[0], OURS_AT_SCALE[2]), (16_384,)
+    chosen = sizes if codebooks is None else tuple(codebooks)
+    for size in chosen:
+        if size not in sizes:
+            raise ValueError(
+                f"codebooks={list(chosen)}: {SCALE!r} on {dataset} has the sizes {', '.join(map(str, sizes))}"
+            )
+    rows = []
+    for size in chosen:
+        for cell in methods:
+            many = cell in OURS_AT_SCALE and size <= SCALE_SEEDS_UP_TO
+            rows.append(replace(cell, dataset=dataset, codebook_size=size, most_seeds=None if many else 1))
+    return rows

@@ -1,5 +1,0 @@
-"""A page in the browser to walk on the map: `topovq explore RUN`."""
-
-from topovq.explorer.server import explore
-
-__all__ = ["explore"]

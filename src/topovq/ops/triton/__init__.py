@@ -1,0 +1,1 @@
+"""Kernels, one file per operation, named as it."""

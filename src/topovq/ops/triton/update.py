@@ -1,0 +1,207 @@
+"""Smoothing and moving the codes on CUDA: two launches, whatever the neighborhood's window.
+
+Legend: K codes, D dimensions, M steps on the map (0 where there is no window, or the statistics are smoothed already:
+`gaussian` in one more launch per axis, see triton/smooth.py; what is not separable, over a small map, in one more).
+    counts   c~ = c + sum_m weight(length_m) c_{k + step_m};   N = decay N + beta c~
+    codes    S~ likewise;   m = decay m + beta S~;   w = m / N~   (codebook.py)
+A Gaussian that has become so narrow that only the next places count is such a window, too: the launches before then do
+nothing. Of a large codebook most codes are chosen by no vector of a batch, and their sums, which are 0, are not read.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topovq.grid import Grid
+from topovq.ops.kernel import Course
+from topovq.ops.smooth import method, smooth, step_table
+from topovq.ops.triton.accumulate import cdiv, on_device, power_of_2
+from topovq.ops.triton.course import course_table, width_and_strength
+from topovq.ops.triton.dense import dense_triton
+from topovq.ops.triton.smooth import is_narrow, smooth_triton
+
+COUNTS = 1024  # codes per program of the first launch
+NEXT = math.sqrt(3)  # how far the next places are, over corners, on a grid of up to 3 axes
+
+
+@triton.jit
+def _neighbor(
+    code, m, steps_ptr, K, n0, n1, n2,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """(place, whether it holds a code) of step m from each code; grids have three axes here, the first of them 1."""
+    c0, c1, c2 = code // (n1 * n2), (code // n2) % n1, code % n2
+    s0 = tl.load(steps_ptr + 3 * m)
+    s1 = tl.load(steps_ptr + 3 * m + 1)
+    s2 = tl.load(steps_ptr + 3 * m + 2)
+    if HEXAGONAL:
+        # Steps along a row count half cells; from an odd row an odd step leads one column further.
+        s2 = (s2 + (s1 & 1) * (2 * (c1 & 1) - 1)) >> 1
+    a0, a1, a2 = c0 + s0, c1 + s1, c2 + s2
+    if WRAP0:
+        a0 = (a0 + n0) % n0
+    if WRAP1:
+        a1 = (a1 + n1) % n1
+    if WRAP2:
+        a2 = (a2 + n2) % n2
+    on = (a0 >= 0) & (a0 < n0) & (a1 >= 0) & (a1 < n1) & (a2 >= 0) & (a2 < n2)
+    place = (a0 * n1 + a1) * n2 + a2
+    if not FULL:
+        on = on & (place < K)
+    return place, on
+
+
+@triton.jit
+def _weight(length_ptr, width, strength, KIND: tl.constexpr):
+    """The weight of a step in the neighborhood (ops/kernel.py)."""
+    length = tl.load(length_ptr)
+    if KIND == "gaussian":
+        weight = tl.exp(-(length * length).to(tl.float32) * (1.0 / (width * width)).to(tl.float32))
+    else:
+        weight = tl.where(length <= width + 1e-9, strength, 0.0).to(tl.float32)
+    return weight
+
+
+@triton.jit
+def _counts_kernel(
+    batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr,
+    course_ptr, now_ptr, K, M, n0, n1, n2, decay, beta,
+    KIND: tl.constexpr, SCHEDULE: tl.constexpr,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    batch = tl.load(batch_ptr + code, code < K, 0.0)
+    if KIND != "none":
+        width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+        if tl.program_id(0) == 0:  # for the second launch, which moves the step
+            tl.store(now_ptr, width)
+            tl.store(now_ptr + 1, strength)
+        if KIND == "hard" or is_narrow(width):
+            batch = tl.load(raw_ptr + code, code < K, 0.0)
+            for m in range(M):
+                place, on = _neighbor(code, m, steps_ptr, K, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL, FULL)
+                weight = _weight(lengths_ptr + m, width, strength, KIND)
+                batch += weight * tl.load(raw_ptr + place, on & (code < K), 0.0)
+    tl.store(smoothed_ptr + code, batch, code < K)
+    counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + beta * batch
+    tl.store(fresh_ptr + code, counts, code < K)
+    tl.store(total_ptr + tl.program_id(0), tl.sum(tl.where(code < K, counts, 0.0), 0))
+    tl.store(live_ptr + tl.program_id(0), tl.sum(tl.load(raw_ptr + code, code < K, 0.0), 0))
+
+
+@triton.jit
+def _codes_kernel(
+    batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
+    codes_ptr, sums_ptr, counts_ptr, hits_ptr, idle_ptr, frozen_ptr, step_ptr,
+    K, D, M, programs, n0, n1, n2, decay, beta, eps,
+    KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
+    WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_K: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    part = tl.arange(0, PROGRAMS)
+    total = tl.sum(tl.load(total_ptr + part, part < programs, 0.0), 0)
+    vectors = tl.sum(tl.load(live_ptr + part, part < programs, 0.0), 0)
+    code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = (code < K) & (vectors + tl.zeros([BLOCK_K], tl.float32) > 0)
+    dim = tl.arange(0, DP)
+    inside = (code[:, None] < K) & (dim[None, :] < D)
+    here = code[:, None].to(tl.int64) * D + dim[None, :]
+    if KIND == "none":
+        batch = tl.load(batch_ptr + here, inside, 0.0)
+    else:
+        width, strength = tl.load(now_ptr), tl.load(now_ptr + 1)
+        if KIND == "hard" or is_narrow(width):
+            chosen = tl.load(raw_ptr + code, code < K, 0.0) > 0
+            batch = tl.load(alone_ptr + here, inside & chosen[:, None], 0.0)
+            for m in range(M):
+                place, on = _neighbor(code, m, steps_ptr, K, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL, FULL)
+                chosen = tl.load(raw_ptr + place, on & (code < K), 0.0) > 0
+                there = place[:, None].to(tl.int64) * D + dim[None, :]
+                weight = _weight(lengths_ptr + m, width, strength, KIND)
+                batch += weight * tl.load(alone_ptr + there, (dim < D)[None, :] & chosen[:, None], 0.0)
+        else:
+            batch = tl.load(batch_ptr + here, inside, 0.0)
+    # Not from counts_ptr, which is written below: warps do not wait for each other, and a row's threads read its count.
+    counts = tl.load(fresh_ptr + code, code < K, 0.0)
+    moves = live & (tl.load(frozen_ptr + code, code < K, 1) == 0)
+    divisor = counts
+    if UPDATE_EMPTY:
+        divisor = (counts + eps) / (total + K * eps) * total
+        if CARRIED:
+            counts = divisor
+    else:
+        moves = moves & (tl.load(smoothed_ptr + code, code < K, 0.0) > 0)
+    sums = decay * tl.load(sums_ptr + here, inside & moves[:, None], 0.0) + beta * batch
+    codes = sums / divisor[:, None]
+    if COSINE:
+        codes = codes / tl.maximum(tl.sqrt(tl.sum(tl.where(inside, codes * codes, 0.0), 1)), 1e-12)[:, None]
+    tl.store(sums_ptr + here, sums, inside & moves[:, None])
+    tl.store(codes_ptr + here, codes, inside & moves[:, None])
+    tl.store(counts_ptr + code, counts, moves)
+    raw = tl.load(raw_ptr + code, code < K, 0.0)
+    hits = decay * tl.load(hits_ptr + code, code < K, 0.0) + beta * raw
+    tl.store(hits_ptr + code, hits, live)
+    idle = tl.load(idle_ptr + code, code < K, 0)
+    tl.store(idle_ptr + code, tl.where(raw >= 0.5, 0, idle + 1), live)  # update.py: CHOSEN
+    if tl.program_id(0) == 0:
+        tl.store(step_ptr, tl.load(step_ptr) + tl.where(vectors > 0, 1, 0))
+
+
+def update_triton(
+    codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, hits_K: Tensor, idle_K: Tensor, step: Tensor,
+    frozen_K: Tensor, batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course,
+    decay: float, eps: float, update_empty: bool, carried: bool, cosine: bool,
+) -> None:  # fmt: skip
+    """Move codes, sums, counts, hits, idle and step in place (float32, contiguous; grids of up to 3 axes)."""
+    k, d = codes_KD.shape
+    device = codes_KD.device
+    raw_KD, raw_K, steps_M3, lengths_M = batch_KD, batch_K, batch_K, batch_K
+    how = method(grid, course)
+    window = 0
+    if how == "box" or (how == "separable" and grid.topology == "rectangular"):
+        steps_M3, lengths_M = step_table(grid, course.start if how == "box" else NEXT, device)
+        window = len(lengths_M)
+    if how == "separable" and window:
+        batch_KD, batch_K = smooth_triton(batch_KD, batch_K, grid, course, step)
+    elif how != "box":
+        batch_KD, batch_K = _smoothed(batch_KD, batch_K, grid, course, step)
+        course = Course("none", "harmonic", 0.0, 0.0, 0.0, 1)  # one kernel for all of these
+    sizes = (1,) * (3 - grid.ndim) + grid.shape
+    wraps = (False,) * (3 - grid.ndim) + grid.wrap
+    lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": grid.topology == "hexagonal"}
+    lattice["FULL"] = grid.size == grid.places
+    programs = cdiv(k, COUNTS)
+    total, live = (torch.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
+    now = torch.empty(2, device=device, dtype=torch.float64)
+    smoothed_K, fresh_K = torch.empty_like(counts_K), torch.empty_like(counts_K)
+    padded = power_of_2(d)
+    block = max(1, 2048 // padded)
+    with on_device(codes_KD):
+        _counts_kernel[(programs,)](
+            batch_K, raw_K, counts_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, step,
+            course_table(course, device), now,
+            k, window, *sizes, decay, 1 - decay, KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
+        )  # fmt: skip
+        _codes_kernel[(cdiv(k, block),)](
+            batch_KD, raw_KD, raw_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, now,
+            codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
+            k, d, window, programs, *sizes, decay, 1 - decay, eps,
+            KIND=course.kind, UPDATE_EMPTY=update_empty, CARRIED=carried, COSINE=cosine,
+            BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **lattice,
+        )  # fmt: skip
+
+
+def _smoothed(batch_KD: Tensor, batch_K: Tensor, grid: Grid, course: Course, step: Tensor) -> tuple[Tensor, Tensor]:
+    if course.kind == "none":
+        return batch_KD, batch_K
+    chosen = method(grid, course)
+    if chosen == "dense":
+        return dense_triton(batch_KD, batch_K, grid, course, step)
+    batch_KD, batch_K = smooth(batch_KD, batch_K, grid, course.at(step))
+    return batch_KD.contiguous(), batch_K.contiguous()

@@ -1,0 +1,1 @@
+"""Images to tokens: models, data, training, token files."""

@@ -1,0 +1,80 @@
+"""Images for training: six doors, one interface (`Source`).
+
+>>> from topovq.tokenizer.data import open_source
+>>> with open_source("photos") as source:
+...     batch = next(source.train(64, seed=0))
+>>> batch.shape, batch.dtype
+(torch.Size([64, 3, 32, 32]), torch.uint8)
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from topovq.tokenizer.data.base import Source
+from topovq.tokenizer.data.cifar10 import Cifar10
+from topovq.tokenizer.data.files import DataError, PathLike
+from topovq.tokenizer.data.folder import FileRecords, find_files, open_folder
+from topovq.tokenizer.data.loader import Records
+from topovq.tokenizer.data.photos import Photos, photo_crops, photograph
+from topovq.tokenizer.data.presets import open_faces, open_imagenet
+from topovq.tokenizer.data.shards import are_shards, find_members, open_shards, with_distinct_names
+
+__all__ = [
+    "NEED_PATH",
+    "SOURCES",
+    "DataError",
+    "Source",
+    "are_shards",
+    "find_images",
+    "open_source",
+    "photo_crops",
+    "photograph",
+]
+
+SOURCES: dict[str, Callable[..., Source]] = {
+    "photos": Photos,
+    "cifar10": Cifar10,
+    "folder": open_folder,
+    "shards": open_shards,
+    "imagenet": open_imagenet,
+    "faces": open_faces,
+}
+NEED_PATH = ("folder", "shards", "imagenet", "faces")
+
+
+def open_source(
+    name: str,
+    path: PathLike | Sequence[PathLike] | None = None,
+    *,
+    size: int | None = None,
+    workers: int | None = None,
+    **options: Any,
+) -> Source:
+    """The source `name` (one of `SOURCES`) at `path`.
+
+    `size` is the side of the images (default: the source's own), `workers` the number of decoding processes (default:
+    one a core; sources that sit in memory need none), `options` what else the source takes (`flip=True`).
+    """
+    if name not in SOURCES:
+        close = get_close_matches(name, SOURCES, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"no data source {name!r}; there are {', '.join(SOURCES)}.{meant}")
+    if path is None and name in NEED_PATH:
+        raise ValueError(f"the data source {name!r} needs a path: open_source({name!r}, 'where/the/images/are')")
+    if size is not None:
+        options["size"] = size
+    return SOURCES[name](path, workers=workers, **options)
+
+
+def find_images(path: PathLike) -> Records:
+    """Every image at `path` (a folder, shards or one file), not split into those that train and those that validate."""
+    where = os.fspath(path)
+    if are_shards(where):
+        return with_distinct_names(find_members(where))
+    if os.path.isfile(where):
+        return FileRecords(os.path.dirname(where), np.array([os.fsencode(os.path.basename(where))]))
+    return find_files(where)

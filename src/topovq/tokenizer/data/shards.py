@@ -1,0 +1,145 @@
+"""`shards`: images inside tar files (the WebDataset convention: members `key.ext`, files `train-000.tar`, ...).
+
+Shards are read by random access, not streamed: each is indexed once (`tar_index`), and from then on an image is one
+read at a known offset. That makes shards a list of images like any other: batch i is a function of (seed, i) whatever
+the number of ranks and workers, each epoch is a full permutation (a shuffle buffer mixes only neighbors), a run resumes
+at once without reading what it skips, and a rank reads nothing but its own rows. What streaming would gain, long
+sequential reads, matters on spinning disks; from flash or over a network mount, reading one image of 10 to 100 kB costs
+less than decoding it, and the workers overlap it. Nothing is ever unpacked to disk.
+
+Shards named `val*` validate and those named `train*` train (any other shard trains if none is named so); without a
+`val*` shard, 5% of the images validate, by the hash of their member names.
+"""
+
+import glob
+import io
+import os
+import re
+from collections import OrderedDict
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from topovq.tokenizer.data.base import logger
+from topovq.tokenizer.data.decode import EXTENSIONS
+from topovq.tokenizer.data.files import DataError, PathLike
+from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
+from topovq.tokenizer.data.split import split
+from topovq.tokenizer.data.tar_index import TarIndex, tar_index
+
+_OPEN_FILES = 64  # a worker keeps this many shards open; thousands would hit the limit of the system
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def open_shards(
+    path: PathLike, *, size: int = DEFAULT_SIZE, workers: int | None = None, flip: bool = False
+) -> ImageSource:
+    """The images in the shards at `path` (folder, glob or brace pattern); options as in `ImageSource`."""
+    return ImageSource("shards", os.fspath(path), list_shards(path), size=size, workers=workers, flip=flip)
+
+
+class ShardRecords:
+    """Images that are members of tar files."""
+
+    def __init__(self, paths: list[str], indices: list[TarIndex]) -> None:
+        self.paths = paths
+        self.damage = [f"{path}: {what}" for path, index in zip(paths, indices) for what in index.damage_M]
+        self.shard_N = np.repeat(np.arange(len(paths)), [len(index.names_N) for index in indices])
+        self.names_N = np.concatenate([index.names_N for index in indices])
+        self.offset_N = np.concatenate([index.offset_N for index in indices])
+        self.length_N = np.concatenate([index.length_N for index in indices])
+        self._files: OrderedDict[tuple[int, int], BinaryIO] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.names_N)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": OrderedDict()}
+
+    def name(self, index: int) -> str:
+        return f"{self.paths[self.shard_N[index]]}: {os.fsdecode(self.names_N[index])}"
+
+    def open(self, index: int) -> BinaryIO:
+        file = self._file(int(self.shard_N[index]))
+        file.seek(self.offset_N[index])
+        return io.BytesIO(file.read(self.length_N[index]))
+
+    def _file(self, shard: int) -> BinaryIO:
+        key = (os.getpid(), shard)  # a forked worker must not share the position of its parent's file
+        if key in self._files:
+            self._files.move_to_end(key)
+        else:
+            if len(self._files) == _OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+            self._files[key] = open(self.paths[shard], "rb")  # noqa: SIM115  # kept open
+        return self._files[key]
+
+
+def list_shards(path: PathLike) -> Listing:
+    """Find the images in the shards at `path` and split them."""
+    records = find_members(path)
+    validates_S = np.array([os.path.basename(shard).startswith("val") for shard in records.paths])
+    trains_S = np.array([os.path.basename(shard).startswith("train") for shard in records.paths])
+    if not trains_S.any():
+        trains_S = ~validates_S
+    validates_N, trains_N = validates_S[records.shard_N], trains_S[records.shard_N]
+    return Listing(records, *split(records.names_N, trains_N, validates_N, repr(os.fspath(path))))
+
+
+def find_members(path: PathLike) -> ShardRecords:
+    """The images in the shards at `path`, in the order of shards and members."""
+    where = os.fspath(path)
+    paths = expand(where)
+    records = ShardRecords(paths, [tar_index(shard) for shard in paths])
+    for what in records.damage:
+        logger.warning("skipped %s", what)
+    if not len(records):
+        kinds = f"members ending in .{', .'.join(sorted(EXTENSIONS))}"
+        damage = f" ({records.damage[0]})" if records.damage else ""
+        raise DataError(f"{where!r} ({len(paths)} shards) holds no image; {kinds} were looked for{damage}")
+    return records
+
+
+def with_distinct_names(records: ShardRecords) -> ShardRecords:
+    """The same images; where shards share names (each counts its members from 0, say), `shard/` precedes each."""
+    if len(np.unique(records.names_N)) < len(records):
+        shards = [os.fsencode(os.path.splitext(os.path.basename(path))[0]) for path in records.paths]
+        named = [shards[shard] + b"/" + name for shard, name in zip(records.shard_N, records.names_N)]
+        records.names_N = np.array(named, dtype=np.bytes_)
+    return records
+
+
+def are_shards(path: PathLike) -> bool:
+    """Whether `path` is of tar files, or a folder that holds some."""
+    where = os.fspath(path)
+    return where.endswith(".tar") or (os.path.isdir(where) and any(name.endswith(".tar") for name in os.listdir(where)))
+
+
+def expand(path: str) -> list[str]:
+    """The shards meant by a folder, a file, a glob (`*.tar`) or a brace pattern (`train-{000..003}.tar`), in order."""
+    patterns = [os.path.join(glob.escape(path), "*.tar")] if os.path.isdir(path) else expand_braces(path)
+    found: list[str] = []
+    for pattern in patterns:
+        matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+        if not matches:
+            raise DataError(f"{path!r} names no shard: {pattern!r} was looked for and is not there")
+        found += matches
+    return found
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{a,b}` and `{000..003}` (as wide as its first number) written out, as a shell does."""
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        return [pattern]
+    limits = _RANGE.fullmatch(braces[1])
+    if limits is not None:
+        first, last = limits.groups()
+        choices = [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+        if not choices:
+            raise DataError(f"{braces[0]} in {pattern!r} is an empty range; the smaller number comes first")
+    else:
+        choices = braces[1].split(",")
+    head, tail = pattern[: braces.start()], pattern[braces.end() :]
+    return [head + choice + rest for choice in choices for rest in expand_braces(tail)]

@@ -1,0 +1,57 @@
+"""VQ-VAE and VQ-VAE-2: from images to tokens and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from topovq.tokenizer.models.base import CONFIG_FILE, WEIGHTS_FILE, Output, Tokenizer, Tokens, as_levels, can_be_graphed
+from topovq.tokenizer.models.peers import MissingPackage
+from topovq.tokenizer.models.quantizer import (
+    QUANTIZERS,
+    as_meant,
+    build_quantizer,
+    check_name,
+    check_options,
+    codes_of,
+    spelled_out,
+)
+from topovq.tokenizer.models.vqvae import VQVAE
+from topovq.tokenizer.models.vqvae2 import VQVAE2
+
+MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2)}
+
+__all__ = [
+    "CONFIG_FILE",
+    "MODELS",
+    "QUANTIZERS",
+    "VQVAE",
+    "VQVAE2",
+    "WEIGHTS_FILE",
+    "MissingPackage",
+    "Output",
+    "Tokenizer",
+    "Tokens",
+    "as_levels",
+    "as_meant",
+    "build_quantizer",
+    "can_be_graphed",
+    "check_name",
+    "check_options",
+    "codes_of",
+    "load_pretrained",
+    "spelled_out",
+]
+
+
+def load_pretrained(folder: str | Path) -> Tokenizer:
+    """The model saved in a local folder, of whichever class its config.json names, in eval mode on the CPU."""
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it") from None
+    kind = config.get("model")
+    if kind not in MODELS:
+        raise ValueError(f"{folder / CONFIG_FILE} names the model {kind!r}; valid: {', '.join(MODELS)}")
+    return MODELS[kind].from_pretrained(folder)

@@ -1,0 +1,208 @@
+"""What every model here is: images in, tokens out, and back.
+
+A model owns its normalization, so `encode` takes uint8 images and `decode` returns them; its configuration and
+weights are saved as JSON and safetensors (`save_pretrained`, `from_pretrained`).
+Legend: B images, C channels, H x W pixels; level 0 is the coarsest; h x w its latent grid, K codes of D dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, cast
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topovq.saving import HubModule
+from topovq.tokenizer.models.blocks import halvings
+from topovq.tokenizer.models.quantizer import as_meant, build_quantizer, spelled_out
+
+Tokens = Tensor | tuple[Tensor, ...]
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+class Output(NamedTuple):
+    """What one forward pass gives.
+
+    reconstruction       [B, C, H, W] in normalized space
+    tokens               int64 [B, h, w], or a tuple of them, one per level
+    loss                 scalar: reconstruction_loss + quantizer_loss
+    reconstruction_loss  mean squared error per element in normalized space
+    quantizer_loss       the quantizers' own losses, weights applied (0.25 * commitment for KSOM and EMA-VQ)
+    """
+
+    reconstruction: Tensor
+    tokens: Tokens
+    loss: Tensor
+    reconstruction_loss: Tensor
+    quantizer_loss: Tensor
+
+
+class Tokenizer(nn.Module, HubModule):
+    """Base of VQVAE and VQVAE2: normalization, losses, tokens, saving.
+
+    Subclasses give `features`, `reconstruct` and, with several levels, `descend`.
+    """
+
+    kind: ClassVar[str]
+    quantizers: nn.ModuleList  # one per level, coarsest first
+    mean_C11: Tensor
+    std_C11: Tensor
+
+    def __init__(
+        self, image_size: int, strides: Sequence[int], channels: int, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        super().__init__()
+        stride = 2 ** sum(map(halvings, strides))
+        if not isinstance(image_size, int) or image_size < stride or image_size % stride:
+            raise ValueError(f"image_size={image_size!r} must be a multiple of the model's total stride, {stride}")
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) != channels:
+                raise ValueError(f"{name}={list(values)} has {len(values)} entries, but there are {channels} channels")
+        if not all(value > 0 for value in std):
+            raise ValueError(f"std={list(std)} must be positive")
+        self.image_size, self.stride, self.channels = image_size, stride, channels
+        # Not in the weights: the configuration has them, and a wrong copy could disagree with it.
+        self.register_buffer("mean_C11", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std_C11", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
+
+    def _make_quantizers(self, levels: int, kind: str, dim: int, codebook_size: int, options: dict[str, Any]) -> None:
+        self.quantizers = nn.ModuleList(build_quantizer(kind, dim, codebook_size, options) for _ in range(levels))
+
+    # The three stretches of network between quantizers. Training compiles them one by one: what is compiled does then
+    # not depend on the quantizer, and serves every run of the same architecture.
+
+    def begin(self, x_BCHW: Tensor) -> list[Tensor]:
+        """Images -> `features` of them."""
+        return self.features(self.normalize(x_BCHW))
+
+    def features(self, x_BCHW: Tensor) -> list[Tensor]:
+        """Normalized images -> one feature map per level, coarsest first; the first is what its quantizer takes."""
+        raise NotImplementedError
+
+    def descend(self, level: int, feature: Tensor, above: Tensor) -> Tensor:
+        """What the quantizer of `level` takes, from its feature map and the codes of the level above."""
+        raise NotImplementedError
+
+    def error(self, quantized: Sequence[Tensor], x_BCHW: Tensor) -> Tensor:
+        """Mean squared error per element, in normalized space, of what these codes reconstruct of images."""
+        return F.mse_loss(self.reconstruct(quantized).float(), self.normalize(x_BCHW))
+
+    def quantize(self, features: Sequence[Tensor]) -> list[Any]:
+        """Feature maps -> one (quantized, indices, loss) per level, coarsest first."""
+        levels = [self.quantizers[0](features[0])]
+        for level in range(1, len(self.quantizers)):
+            levels.append(self.quantizers[level](self.descend(level, features[level], levels[-1][0])))
+        return levels
+
+    def reconstruct(self, quantized: Sequence[Tensor]) -> Tensor:
+        """Codes [B, D, h, w] per level, coarsest first -> normalized images [B, C, H, W]."""
+        raise NotImplementedError
+
+    def forward(self, x_BCHW: Tensor) -> Output:
+        """Images [B, C, H, W], uint8 pixels or already normalized floats -> Output. In training mode the codes move."""
+        levels = self.quantize(self.begin(x_BCHW))
+        reconstruction = self.reconstruct([level[0] for level in levels])
+        reconstruction_loss = F.mse_loss(reconstruction.float(), self.normalize(x_BCHW))
+        quantizer_loss = _total_loss(levels)
+        loss = reconstruction_loss + quantizer_loss
+        return Output(
+            reconstruction, _unwrap([level[1] for level in levels]), loss, reconstruction_loss, quantizer_loss
+        )
+
+    def losses(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """`loss` and `reconstruction_loss` of `forward`, with nothing else to outlive it."""
+        levels = self.quantize(self.begin(x_BCHW))
+        reconstruction_loss = self.error([level[0] for level in levels], x_BCHW)
+        return reconstruction_loss + _total_loss(levels), reconstruction_loss
+
+    def normalize(self, x_BCHW: Tensor) -> Tensor:
+        """uint8 pixels -> (pixels - mean) / std in fp32; floats are taken as normalized already."""
+        if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.channels:
+            raise ValueError(f"images have shape {tuple(x_BCHW.shape)}, expected [B, {self.channels}, H, W]")
+        if x_BCHW.shape[2] % self.stride or x_BCHW.shape[3] % self.stride:
+            raise ValueError(
+                f"images of {x_BCHW.shape[2]}x{x_BCHW.shape[3]} must be a multiple of {self.stride} a side"
+            )
+        if x_BCHW.dtype == torch.uint8:
+            return (x_BCHW.float() - self.mean_C11) / self.std_C11
+        if not x_BCHW.is_floating_point():
+            raise TypeError(f"images of {x_BCHW.dtype} are neither uint8 pixels nor normalized floats")
+        return x_BCHW
+
+    def to_pixels(self, x_BCHW: Tensor) -> Tensor:
+        """Normalized floats -> uint8 pixels, rounded and clamped."""
+        return (x_BCHW.float() * self.std_C11 + self.mean_C11).round().clamp(0, 255).to(torch.uint8)
+
+    @torch.no_grad()
+    def encode(self, x_BCHW: Tensor) -> Tokens:
+        """Images (as in `forward`) -> tokens int64 [B, h, w], a tuple where there are levels. Codes stay put."""
+        training = self.training
+        self.eval()
+        try:
+            return _unwrap([level[1] for level in self.quantize(self.begin(x_BCHW))])
+        finally:
+            self.train(training)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tokens) -> Tensor:
+        """Tokens, as `encode` gives them -> uint8 images [B, C, H, W]."""
+        levels = as_levels(tokens)
+        if len(levels) != len(self.quantizers):
+            raise ValueError(f"got tokens of {len(levels)} levels, but the model has {len(self.quantizers)}")
+        quantizers: Any = self.quantizers
+        return self.to_pixels(self.reconstruct([q.get_output_from_indices(t) for q, t in zip(quantizers, levels)]))
+
+    @property
+    def token_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of one image's tokens, one per level, for images of `image_size`."""
+        blank = torch.zeros(1, self.channels, self.image_size, self.image_size, device=self.mean_C11.device)
+        return [tuple(level.shape[1:]) for level in as_levels(self.encode(blank))]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, JSON-able, and the model's kind: `config.json`."""
+        arguments = cast(dict[str, Any], self._hub_mixin_config)
+        options = spelled_out(arguments["quantizer"], arguments["quantizer_options"] or {})
+        config = {"model": self.kind, **arguments, "quantizer_options": options}
+        return json.loads(json.dumps(config))  # tuples become lists here, not after a save
+
+    def files(self) -> dict[str, bytes]:
+        """What `save_pretrained` writes, by file name: the weights as safetensors, the configuration as JSON."""
+        # contiguous: safetensors refuses the strides of channels-last weights
+        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        config = json.dumps(self.config, indent=2, sort_keys=True) + "\n"
+        return {WEIGHTS_FILE: safetensors.torch.save(weights, metadata={"format": "pt"}), CONFIG_FILE: config.encode()}
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        for name, data in self.files().items():
+            (save_directory / name).write_bytes(data)
+
+    @classmethod
+    def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Any:
+        if "quantizer" in kwargs:
+            kwargs["quantizer_options"] = as_meant(kwargs["quantizer"], kwargs.get("quantizer_options") or {})
+        return super()._from_pretrained(strict=strict, **kwargs)
+
+
+def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:
+    """Tokens as a tuple of levels, also where there is one."""
+    return tokens if isinstance(tokens, tuple) else (tokens,)
+
+
+def can_be_graphed(model: Tokenizer) -> bool:
+    """Whether a forward pass may be part of a CUDA graph: no quantizer waits for the device."""
+    return all(getattr(quantizer, "graphable", True) for quantizer in model.quantizers)
+
+
+def _total_loss(levels: list[Any]) -> Tensor:
+    losses = [level[2].float().sum() for level in levels]  # a residual quantizer has one for each of its layers
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+
+def _unwrap(levels: list[Tensor]) -> Tokens:
+    return levels[0] if len(levels) == 1 else tuple(levels)

@@ -1,0 +1,99 @@
+"""Quantizers by name and JSON-able options, so that a model's configuration can say which one it holds."""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+from topovq.grid import Grid
+from topovq.neighborhood import Schedule
+from topovq.quantizers import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
+from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
+from topovq.quantizers.kohonen import drop_ignored
+from topovq.tokenizer.models.peers import Peer, PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
+
+# name -> (class, the options that make the name mean what it says)
+COMMITMENT = {"commitment_weight": 0.25}
+QUANTIZERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "kohonen": (KohonenVQ, COMMITMENT),
+    "ema": (KohonenVQ, COMMITMENT | {"neighborhood": "none"}),
+    "gradient": (GradientVQ, COMMITMENT | {"neighborhood": "none"}),
+    "som-vae": (GradientVQ, COMMITMENT | {"neighborhood": "hard"}),
+    "soft": (SoftKohonenVQ, COMMITMENT),
+    "residual": (ResidualVQ, COMMITMENT | {"num_quantizers": 4}),
+    # Of another library, to compare with (peers.py).
+    "vqp": (PeerVQ, {"rotation_trick": False, "kmeans_init": True, "threshold_ema_dead_code": 2}),
+    "vqp-rotation": (PeerVQ, {"rotation_trick": True}),
+    "simvq": (PeerSimVQ, {}),
+    "fsq": (PeerFSQ, {}),
+    "lfq": (PeerLFQ, {}),
+}
+FIXED = ("dim", "codebook_size", "accept_image_fmap", "accept_3d_fmap", "channel_last")  # what the model itself decides
+
+
+def build_quantizer(kind: str, dim: int, codebook_size: int, options: dict[str, Any]) -> nn.Module:
+    """The quantizer `kind` for feature maps [B, dim, H, W]; `options` are its constructor's other arguments.
+
+    A grid is given as a shape ([16, 32]) or as `Grid.to_dict()`, a schedule as `Schedule.to_dict()`.
+    """
+    check_options(kind, options)
+    cls, implied = QUANTIZERS[kind]
+    arguments = {**implied, **options}
+    if isinstance(arguments.get("grid"), (list, dict)):
+        grid = arguments["grid"]
+        arguments["grid"] = Grid.from_dict(grid) if isinstance(grid, dict) else tuple(grid)
+    if isinstance(arguments.get("schedule"), dict):
+        arguments["schedule"] = Schedule.from_dict(arguments["schedule"])
+    return cls(dim=dim, codebook_size=codebook_size, accept_image_fmap=True, **arguments)
+
+
+def has_neighbor_term(kind: str, options: dict[str, Any]) -> bool:
+    """Whether the loss of this quantizer pulls neighbors, as the SOM-VAE's does."""
+    kind = options.get("quantizer", "kohonen") if kind == "residual" else kind
+    return kind == "som-vae" or (kind == "gradient" and options.get("neighborhood", "none") != "none")
+
+
+def spelled_out(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that is made now, with what it must name so that `as_meant` understands it."""
+    return {**REDUCTION, **options} if has_neighbor_term(kind, options) else options
+
+
+def as_meant(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that was written some time ago: what it leaves open is as it was then."""
+    return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else drop_ignored(options)
+
+
+def codes_of(quantizers: Any) -> int:
+    """How many codes each of a model's quantizers has: FSQ's may be more or fewer than the model was asked for."""
+    return max(quantizer.codebook_size for quantizer in quantizers)
+
+
+def check_options(kind: str, options: dict[str, Any]) -> None:
+    """Refuse an unknown quantizer or option with the names that exist."""
+    check_name("quantizer", kind, QUANTIZERS)
+    known = option_names(kind)
+    for name in options:
+        if name in FIXED:
+            raise ValueError(f"quantizer option {name!r} is set by the model (codebook_size, code_dim)")
+        check_name(f"option of quantizer {kind!r}:", name, known)
+
+
+def option_names(kind: str) -> list[str]:
+    """The options that `kind` takes: its own and, if it is one of ours, those it hands on to KohonenVQ."""
+    cls = QUANTIZERS[kind][0]
+    classes = (cls,) if issubclass(cls, Peer) else (cls, KohonenVQ)
+    signatures = [inspect.signature(each.__init__).parameters for each in classes]
+    names = {name for parameters in signatures for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    return sorted(names - {*FIXED, "self"})
+
+
+def check_name(what: str, name: str, known: Any) -> None:
+    """Refuse `name` if it is none of `known`: the error lists them, the likeliest first."""
+    if name in known:
+        return
+    close = get_close_matches(name, list(known), 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ValueError(f"unknown {what} {name!r}{hint}; valid: {', '.join(known)}")

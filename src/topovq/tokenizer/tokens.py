@@ -1,0 +1,175 @@
+"""Images to token files and back, with the model of a run: `topovq encode` and `topovq decode` as functions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from topovq.files import write_atomic
+from topovq.tokenizer.data import find_images
+from topovq.tokenizer.data.loader import Records, reason_not_decoded
+from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
+from topovq.tokenizer.models import as_levels, codes_of
+from topovq.tokenizer.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
+from topovq.tokenizer.training.distributed import join_world, pick_device
+from topovq.tokenizer.training.runs import load_run
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What `encode` did: the file this process wrote, how many images are in it, and which could not be read."""
+
+    path: Path
+    images: int
+    skipped: dict[str, str]
+
+
+def encode(
+    run: str | Path,
+    images: str | Path,
+    out: str | Path,
+    *,
+    batch_size: int = 256,
+    device: str = "auto",
+    workers: int | None = None,
+    progress: bool = False,
+) -> Encoded:
+    """Write the tokens of `images` (a folder, at any depth; one image; or tar shards) to `out` (.parquet or .npz).
+
+    Images are decoded in worker processes and a few batches are in memory at a time. Under torchrun every process takes
+    its share and writes a shard of its own beside `out`. An unreadable image is skipped and named in the result.
+    `progress` shows a bar (of the first process).
+    """
+    out = Path(out)
+    check_suffix(out)
+    model = load_run(run)
+    records = find_images(images)
+    with join_world(device) as world:
+        model.to(world.device)
+        path = shard_path(out, world.rank, world.size)
+        mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)
+        done, skipped = 0, {}
+        with open_writer(path, model.token_shapes, codes_of(model.quantizers)) as writer:
+            batches = _batches(records, mine, model.image_size, batch_size, workers)
+            total = -(-len(mine) // batch_size)
+            for names, batch_BCHW, bad in _shown(batches, "encoding", total, progress and world.leads):
+                skipped.update(bad)
+                if names:
+                    writer.write(names, as_levels(model.encode(batch_BCHW.to(world.device))))
+                done += len(names)
+            if mine and not done:
+                name, reason = next(iter(skipped.items()))
+                raise ValueError(
+                    f"none of the {len(mine)} images of {images} can be read; the first is {name}: {reason}"
+                )
+        return Encoded(path, done, skipped)
+
+
+def decode(
+    run: str | Path,
+    tokens: str | Path,
+    out: str | Path,
+    *,
+    batch_size: int = 256,
+    device: str = "auto",
+    progress: bool = False,
+) -> int:
+    """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many."""
+    place, out, done = pick_device(device), Path(out), 0
+    model = load_run(run).to(place)
+    shapes = model.token_shapes
+    for path in token_files(Path(tokens)):
+        for names, levels in _shown(read_tokens(path, batch_size), f"decoding {path.name}", None, progress):
+            _check_levels(levels, codes_of(model.quantizers), shapes, path)
+            pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
+            for name, image_CHW in zip(names, pixels.cpu(), strict=True):
+                _write_png(out / image_name(name), image_CHW)
+            done += len(names)
+    return done
+
+
+def _shown(batches: Iterable[T], what: str, total: int | None, show: bool) -> Iterable[T]:
+    """The batches, with a bar on the terminal's error stream where one is wanted."""
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        return batches
+    return track(batches, what, total, console=console, transient=True)
+
+
+def image_name(name: str) -> PurePosixPath:
+    """The PNG's place below the output folder: the image's own name, with .png after it unless it ends so."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"the image name {name!r} would lie outside of the output folder")
+    return path if path.suffix == ".png" else path.with_name(f"{path.name}.png")
+
+
+class _Batches(Dataset[tuple[list[str], Tensor, dict[str, str]]]):
+    """Item i: the names and pixels uint8 [B, 3, S, S] of the readable images of batch i, and the others' errors."""
+
+    def __init__(self, records: Records, numbers: range, size: int, batch_size: int) -> None:
+        self.records, self.numbers, self.size, self.batch_size = records, numbers, size, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.numbers) // self.batch_size)
+
+    def __getitem__(self, i: int) -> tuple[list[str], Tensor, dict[str, str]]:
+        numbers = self.numbers[i * self.batch_size : (i + 1) * self.batch_size]
+        pixels_BSS3 = np.empty((len(numbers), self.size, self.size, 3), dtype=np.uint8)
+        names: list[str] = []
+        bad: dict[str, str] = {}
+        for number in numbers:
+            name = self.records.names_N[number].decode(errors="backslashreplace")  # columns of text hold UTF-8 alone
+            reason = reason_not_decoded(self.records, number, self.size, "crop", pixels_BSS3[len(names)])
+            if reason is None:
+                names.append(name)
+            else:
+                bad[name] = reason
+        return names, torch.from_numpy(pixels_BSS3[: len(names)]).permute(0, 3, 1, 2), bad
+
+
+def _batches(
+    records: Records, numbers: range, size: int, batch_size: int, workers: int | None
+) -> Iterator[tuple[list[str], Tensor, dict[str, str]]]:
+    dataset = _Batches(records, numbers, size, batch_size)
+    workers = min(default_workers() if workers is None else workers, len(dataset))
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=begin)
+    with signals_held_back():
+        return iter(loader)
+
+
+def _check_levels(
+    levels: tuple[Tensor, ...], codebook_size: int, shapes: Sequence[tuple[int, ...]], path: Path
+) -> None:
+    found, expected = (
+        " and ".join("x".join(map(str, shape)) for shape in each)
+        for each in ([tuple(level.shape[1:]) for level in levels], shapes)
+    )
+    if found != expected:
+        raise ValueError(f"{path} holds tokens of {found} an image, but those of the model are {expected}")
+    for level in levels:
+        if level.numel() and (int(level.min()) < 0 or int(level.max()) >= codebook_size):
+            raise ValueError(
+                f"{path} holds tokens from {int(level.min())} to {int(level.max())}; the model's codes are "
+                f"0 to {codebook_size - 1}"
+            )
+
+
+def _write_png(path: Path, image_CHW: Tensor) -> None:
+    buffer = io.BytesIO()
+    array = image_CHW.permute(1, 2, 0).numpy()
+    Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(buffer, format="PNG")
+    write_atomic(path, buffer.getvalue())

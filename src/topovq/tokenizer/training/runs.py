@@ -1,0 +1,60 @@
+"""Runs after training: their model, their data set, and how well the one does on the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from topovq.tokenizer.models import CONFIG_FILE, Tokenizer, load_pretrained
+from topovq.tokenizer.training.checkpoint import checkpoints, step_of
+from topovq.tokenizer.training.distributed import join_world
+from topovq.tokenizer.training.evaluate import validate
+from topovq.tokenizer.training.record import RECORD_FILE, read_record
+from topovq.tokenizer.training.sources import open_data
+
+
+def load_run(run: str | Path) -> Tokenizer:
+    """The model of a run (the newest checkpoint of an unfinished one) or of a `save_pretrained` folder, for eval."""
+    run = Path(run)
+    if not run.is_dir():
+        raise FileNotFoundError(f"there is no run at {run}; `topovq train --out {run}` would make one")
+    if (run / CONFIG_FILE).exists():
+        return load_pretrained(run)
+    whole = checkpoints(run)
+    if not whole:
+        raise FileNotFoundError(f"{run} holds neither a model ({CONFIG_FILE}) nor a checkpoint yet")
+    return load_pretrained(whole[-1])
+
+
+def evaluate(
+    run: str | Path, data: str | None = None, data_path: Path | None = None, batch_size: int = 256, device: str = "auto"
+) -> dict[str, Any]:
+    """The figures of `topovq.tokenizer.training.validate` for a run's model, on its own data set or another; fp32."""
+    model = load_run(run)
+    workers = None
+    if data is None:
+        config = read_record(Path(run) / RECORD_FILE)[0]
+        data, stored, workers = config["data"], config["data_path"], config["workers"]
+        data_path = data_path or (Path(stored) if stored else None)
+    with join_world(device) as world, open_data(data, data_path, model.image_size, workers) as source:
+        return validate(model.to(world.device), source, batch_size, world)
+
+
+def info(run: str | Path) -> dict[str, Any]:
+    """What there is to know about a run without its data: its configuration, where it stands, the model's sizes."""
+    run = Path(run)
+    model = load_run(run)
+    lines = read_record(run / RECORD_FILE) if (run / RECORD_FILE).exists() else [{}]
+    validations = [line for line in lines if line.get("event") == "validation"]
+    whole = checkpoints(run)
+    return {
+        "run": str(run),
+        "finished": lines[-1].get("event") == "final",
+        "step": step_of(whole[-1]) if whole else None,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens_per_image": model.token_shapes,
+        "model": model.config,
+        "config": lines[0],
+        "validation": validations[-1] if validations else None,
+        "best_loss": min((line["loss"] for line in validations), default=None),
+    }

@@ -1,0 +1,217 @@
+"""One training step: forward, backward, clip, AdamW; on one CUDA device the whole of it is a single CUDA graph.
+
+Nothing here waits for the device. Losses are added up on the device; `read` starts their copy to the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from topovq.health import Health, as_health
+from topovq.tokenizer.models import Tokenizer, can_be_graphed
+from topovq.tokenizer.training.distributed import World, side_stream
+from topovq.tokenizer.training.feed import Feed
+
+WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
+PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/base.py)
+
+
+def make_optimizer(
+    model: nn.Module, learning_rate: float, weight_decay: float, device: torch.device
+) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        learning_rate,
+        weight_decay=weight_decay,
+        capturable=device.type == "cuda",
+        fused=True,
+    )
+
+
+@contextlib.contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Within, cuDNN tries its kernels on each new shape and keeps the fastest: shapes in training hardly change."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+class TrainStep:
+    """Call it once per step. The first steps on CUDA run eagerly (steps like any other), the rest replay a graph."""
+
+    def __init__(
+        self,
+        model: Tokenizer,
+        optimizer: torch.optim.AdamW,
+        feed: Feed,
+        world: World,
+        *,
+        clip: float = 1.0,
+        bf16: bool = False,
+        compile: bool = False,
+        graph: bool | None = None,
+    ) -> None:
+        """`graph` is decided by the device if not given."""
+        self.model, self.optimizer, self.feed, self.world = model, optimizer, feed, world
+        self.clip, self.bf16 = clip, bf16
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        # DDP hooks into the backward pass from the host, so several processes run without the graph; so do quantizers
+        # of others that wait for the device.
+        able = can_be_graphed(model)
+        self.graphed = world.device.type == "cuda" and world.size == 1 and able if graph is None else graph
+        self.network = working_copy(model) if self.graphed and bf16 else model
+        self.fused: Any = None
+        if self.graphed:
+            from topovq.tokenizer.training.adamw import ClippedAdamW  # needs Triton
+
+            working = [p for p in self.network.parameters() if p.requires_grad]
+            self.fused = ClippedAdamW(optimizer, working, clip)
+        self.compiled = compile and able
+        if self.compiled:
+            for part in PARTS:
+                setattr(self.network, part, torch.compile(getattr(self.network, part)))
+        losses = _Losses(self.network)
+        self.forward: Callable[[Tensor], Any] = _distribute(losses) if world.size > 1 else losses
+        self.sums_3 = torch.zeros(3, device=world.device)  # loss, reconstruction loss, steps
+        self.one = torch.ones((), device=world.device)
+        self.captured: torch.cuda.CUDAGraph | None = None
+        self.done = 0
+
+    def __call__(self) -> None:
+        self.feed.prepare()
+        if self.captured is not None:
+            self.captured.replay()
+        elif self.graphed:
+            self._step_aside()
+        else:
+            self._step()
+        self.done += 1
+
+    def _step(self) -> None:
+        for parameter in self.network.parameters():
+            parameter.grad = None
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
+            loss, reconstruction_loss = self.forward(self.feed.batch())
+        loss.backward(self.one)  # the gradient of a loss is 1: no launch to make it
+        if self.fused is not None:
+            self.fused.step(self.sums_3, loss.detach(), reconstruction_loss.detach())
+        else:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            self.optimizer.step()
+            self.sums_3 += torch.stack([loss.detach(), reconstruction_loss.detach(), self.one])
+
+    def _step_aside(self) -> None:
+        """A step on a side stream, as capture wants it; the last of them also captures (which runs nothing)."""
+        device = self.world.device
+        stream = side_stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._step()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        if self.done + 1 == WARM_UP:
+            torch.cuda.empty_cache()  # the graph has memory of its own: what the steps so far used would lie idle
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured, stream=stream):
+                self._step()
+            self.fused.send()
+            self.captured = captured
+
+    def close(self) -> None:
+        """Let go of the feed, of the graph's memory and of DDP, which holds the process group."""
+        self.feed.close()
+        self.captured = None
+        self.forward = self.model
+        if self.compiled:
+            for part in PARTS:
+                delattr(self.network, part)
+
+    def read(self) -> Reading:
+        """Start copying this interval's figures to the host and begin a new interval."""
+        quantizers = cast(Iterable[Any], self.model.quantizers)
+        figures = [torch.cat([q.read_health(), q.skipped.float().view(1)]) for q in quantizers]
+        reading = Reading(torch.cat([self.sums_3, *figures]))
+        self.sums_3.zero_()
+        return reading
+
+
+def _distribute(network: nn.Module) -> DistributedDataParallel:
+    """DDP that leaves buffers alone: the quantizers synchronize their statistics themselves."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    renamed = "forward_sync_buffers" in known  # what newer versions of torch call it
+    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(network, **options)
+
+
+def working_copy(model: Tokenizer) -> Tokenizer:
+    """The model with the same quantizers and its convolutions in bf16: what autocast would make of it at every step."""
+    copied = copy.deepcopy(model, {id(model.quantizers): model.quantizers})
+    for module in copied.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            for parameter in module.parameters():
+                parameter.data = parameter.data.bfloat16()
+    return copied
+
+
+class _Losses(nn.Module):
+    """The model as a module whose output is its losses, for DDP."""
+
+    def __init__(self, model: Tokenizer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model.losses(x_BCHW)
+
+
+class Reading:
+    """Figures on their way from the device; `values()` waits for them and for nothing that was started later."""
+
+    def __init__(self, figures: Tensor) -> None:
+        self.host = torch.empty(figures.shape, pin_memory=figures.is_cuda)
+        self.host.copy_(figures, non_blocking=True)
+        self.arrived: torch.cuda.Event | None = None
+        if figures.is_cuda:
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def values(self) -> dict[str, float]:
+        """Means of `loss` and `reconstruction_loss` over the interval, its `steps`, and the health of the codes (means
+        over levels, of several also `usage_0`, ...; `dead_codes` and `skipped` are sums)."""
+        (loss, reconstruction, steps), rows = self._arrived()
+        levels = self.levels()
+        figures = {
+            "loss": loss / steps,
+            "reconstruction_loss": reconstruction / steps,
+            "steps": steps,
+            "usage": sum(level.usage for level in levels) / len(levels),
+            "perplexity": sum(level.perplexity for level in levels) / len(levels),
+            "dead_codes": sum(level.dead_codes for level in levels),
+            "drift": sum(level.drift for level in levels) / len(levels),
+            "skipped": sum(skipped for *_, skipped in rows),
+        }
+        if len(levels) > 1:
+            figures |= {f"usage_{number}": level.usage for number, level in enumerate(levels)}
+        return figures
+
+    def levels(self) -> list[Health]:
+        """The health of each quantizer."""
+        return [as_health(health) for *health, _ in self._arrived()[1]]
+
+    def _arrived(self) -> tuple[list[float], list[list[float]]]:
+        """The three sums of the interval, and a row of figures for each quantizer."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        figures = self.host.tolist()
+        width = len(Health._fields) + 1
+        return figures[:3], [figures[first : first + width] for first in range(3, len(figures), width)]

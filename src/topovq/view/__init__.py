@@ -1,0 +1,1 @@
+"""Pictures, reports and the explorer."""

@@ -1,0 +1,274 @@
+"""The application: typed JSON in and out (docs/explorer.md), and the page's files.
+
+The models run in a pool of a few threads with a first-come first-served queue, so no client starves; what is kept is
+bounded: the views of `KEPT_VIEWS` maps, and `MOST_WAITING` requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import torch
+from fastapi import FastAPI, Query, Response
+from fastapi import Path as InPath
+
+from topovq.tokenizer.atlas import Chart, enlarge, fields, neighbor_distances, places, tiles
+from topovq.view.explorer import schemas as api
+from topovq.view.explorer.gallery import Gallery, for_model, sent_image
+from topovq.view.explorer.paths import line
+from topovq.view.explorer.problems import ApiError, Gate, speak_plainly
+from topovq.view.report import Study, psnr, ssim
+from topovq.view.report.images import data_uri, png_bytes, sheet, to_array
+
+PAGE = Path(__file__).parent / "page"
+FILES = ("app.js", "api.js", "map.js", "panel.js", "style.css")
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+KEPT_VIEWS = 16
+MOST_WAITING = 64
+MOST_BODY = api.MOST_UPLOAD_BYTES * 4 // 3 + 2**20
+LARGEST_TILE = 16  # pixels a code is shown with on the map
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": api.Problem, "description": text}
+    for status, text in {
+        400: "not JSON",
+        404: "no such run, map or image",
+        413: "more bytes or pixels than are taken",
+        415: "not an image",
+        421: "another host's name",
+        422: "a value that does not fit",
+        503: "too many requests at once",
+    }.items()
+}
+T = TypeVar("T")
+RunNumber = Annotated[int, Query(ge=0, description="number of the run")]
+MapNumber = Annotated[int, Query(ge=0, description="number of the map")]
+
+
+def create_app(studies: list[Study], images: Path | None = None, hosts: Collection[str] | None = None) -> FastAPI:
+    """The application for runs already looked at; `images`: a folder to pick from, `hosts`: the names it answers to."""
+    cores = os.cpu_count() or 1
+    pool = ThreadPoolExecutor(max_workers=min(4, cores), thread_name_prefix="model")
+    gallery = Gallery(studies, images)
+    app = FastAPI(title="topovq explorer", version="1", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
+    app.add_middleware(Gate, hosts=hosts, most_bytes=MOST_BODY)
+    speak_plainly(app)
+    waiting = 0
+
+    async def in_turn(work: Callable[[], T]) -> T:
+        """Run `work` when its turn has come."""
+        nonlocal waiting
+        if waiting >= MOST_WAITING:
+            raise ApiError(503, "the explorer has too many requests waiting; try again in a moment")
+        waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        finally:
+            waiting -= 1
+
+    def study_of(run: int) -> Study:
+        if run >= len(studies):
+            raise ApiError(404, f"there is no run {run}; there are {len(studies)}, counted from 0")
+        return studies[run]
+
+    def chart_of(run: int, number: int) -> tuple[Study, Chart]:
+        study = study_of(run)
+        if number >= len(study.maps):
+            raise ApiError(404, f"run {run} has no map {number}; it has {len(study.maps)}, counted from 0")
+        return study, study.maps[number]
+
+    @lru_cache(maxsize=KEPT_VIEWS)
+    def view(run: int, number: int) -> api.MapView:
+        study, chart = chart_of(run, number)
+        return map_view(study, number, chart)
+
+    @app.get("/api/run", responses=PROBLEMS)
+    async def runs() -> api.Runs:
+        """The runs, their maps, and the images that can be picked."""
+        return api.Runs(runs=[run_info(s) for s in studies], images=gallery.sets)
+
+    @app.get("/api/map", responses=PROBLEMS)
+    async def map_of(run: RunNumber = 0, map: MapNumber = 0) -> api.MapView:
+        """A map: where its codes are, how often they are used, how far apart neighbors are, each code decoded."""
+        chart_of(run, map)
+        return await in_turn(lambda: view(run, map))
+
+    @app.get(
+        "/api/images/{name}/{index}",
+        responses={**PROBLEMS, 200: {"content": {"image/png": {}}}},
+        response_class=Response,
+    )
+    async def image(name: api.SetName, index: Annotated[int, InPath(ge=0, lt=2**31)]) -> Response:
+        """An image that can be picked, at the size of the first run's model, as PNG."""
+        size = studies[0].model.image_size
+        pixels = await in_turn(lambda: png_bytes(to_array(gallery.image(name, index, size))))
+        return Response(pixels, media_type="image/png")
+
+    @app.post("/api/encode", responses=PROBLEMS)
+    async def encode(request: api.ImageOf) -> api.Encoded:
+        """The tokens of an image, picked from a set or sent along, and what they decode to."""
+        study = study_of(request.run)
+
+        def work() -> api.Encoded:
+            size = study.model.image_size
+            if isinstance(request, api.SentImage):
+                pixels = sent_image(request.data, size)
+            else:
+                pixels = gallery.image(request.set, request.index, size)
+            original = for_model(pixels, study)
+            planes = study.encode(original)
+            decoded = study.decode(planes)
+            ratio = psnr(decoded[0], original[0])
+            return api.Encoded(
+                tokens=to_lists(planes),
+                original=data_uri(to_array(original[0])),
+                reconstruction=data_uri(to_array(decoded[0])),
+                psnr=ratio if np.isfinite(ratio) else None,
+                ssim=ssim(decoded[0], original[0]),
+            )
+
+        return await in_turn(work)
+
+    @app.post("/api/decode", responses=PROBLEMS)
+    async def decode(request: api.TokensOf) -> api.Decoded:
+        """The image that tokens stand for."""
+        study = study_of(request.run)
+        planes = to_tensors(request.tokens, study)
+        return await in_turn(lambda: decoded_of(study, planes))
+
+    @app.post("/api/shift", responses=PROBLEMS)
+    async def shift(request: api.Shifted) -> api.Decoded:
+        """Tokens moved on their maps, and the image they stand for then. Open borders hold them, others wrap."""
+        study = study_of(request.run)
+        planes = to_tensors(request.tokens, study)
+        check_offsets(request.offsets, study)
+        offsets = [tuple(offset) for offset in request.offsets]
+        return await in_turn(lambda: decoded_of(study, study.shift(planes, offsets)))
+
+    @app.get("/api/path", responses=PROBLEMS)
+    async def path(
+        start: Annotated[int, Query(ge=0, description="the code to go from")],
+        end: Annotated[int, Query(ge=0, description="the code to go to")],
+        run: RunNumber = 0,
+        map: MapNumber = 0,
+    ) -> api.PathOnMap:
+        """The codes on the straight way between two places of a map, each decoded."""
+        study, chart = chart_of(run, map)
+        for code in (start, end):
+            if code >= chart.grid.size:
+                raise ApiError(404, f"the map has no code {code}; its codes are 0 to {chart.grid.size - 1}")
+
+        def work() -> api.PathOnMap:
+            codes = line(chart.grid, start, end)
+            strip = fields(study.model, study.maps, map, torch.tensor(codes), study.usual)
+            return api.PathOnMap(codes=codes, image=data_uri(sheet([list(strip)])))
+
+        return await in_turn(work)
+
+    app.add_api_route("/", page_file("index.html"), include_in_schema=False)
+    for name in FILES:
+        app.add_api_route(f"/{name}", page_file(name), include_in_schema=False)
+    return app
+
+
+def page_file(name: str) -> Callable[[], Any]:
+    data, kind = (PAGE / name).read_bytes(), TYPES[Path(name).suffix]
+
+    async def send() -> Response:
+        return Response(data, media_type=kind)
+
+    return send
+
+
+def run_info(study: Study) -> api.RunInfo:
+    last = study.validations[-1] if study.validations else {}
+    return api.RunInfo(
+        name=study.name,
+        model=study.model.kind,
+        quantizer=study.model.config["quantizer"],
+        image_size=study.model.image_size,
+        maps=[map_info(chart) for chart in study.maps],
+        step=last.get("step"),
+        loss=last.get("loss"),
+        perplexity=last.get("perplexity"),
+        usage=last.get("usage"),
+    )
+
+
+def map_info(chart: Chart) -> api.MapInfo:
+    height, width = chart.shape
+    return api.MapInfo(
+        name=chart.name,
+        level=chart.level,
+        codes=chart.grid.size,
+        height=height,
+        width=width,
+        pixels=chart.side,
+        grid=api.GridInfo(**chart.grid.to_dict()),
+    )
+
+
+def map_view(study: Study, number: int, chart: Chart) -> api.MapView:
+    every = enlarge(tiles(study.model, study.maps, number, study.usual), 1)
+    every = every[:, :: -(-chart.side // LARGEST_TILE), :: -(-chart.side // LARGEST_TILE)]
+    side, columns = every.shape[1], int(np.ceil(len(every) ** 0.5))
+    rows = -(-len(every) // columns)
+    page = np.zeros((rows * columns, side, side, 3), np.uint8)
+    page[: len(every)] = every
+    whole = page.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
+    return api.MapView(
+        map=map_info(chart),
+        places=[(x, y) for x, y in places(chart.grid).tolist()],
+        hits=study.hits[number].tolist(),
+        distances=neighbor_distances(chart.codes_KD, chart.grid).tolist(),
+        images=len(study.images_BCHW),
+        sheet=api.Sheet(image=data_uri(whole), columns=columns, side=side),
+    )
+
+
+def decoded_of(study: Study, planes: list[torch.Tensor]) -> api.Decoded:
+    return api.Decoded(tokens=to_lists(planes), image=data_uri(to_array(study.decode(planes)[0])))
+
+
+def to_lists(planes: list[torch.Tensor]) -> list[list[list[int]]]:
+    return [plane[0].tolist() for plane in planes]
+
+
+def to_tensors(tokens: list[list[list[int]]], study: Study) -> list[torch.Tensor]:
+    """Tokens of a request as planes [1, h, w], checked against the model's maps."""
+    if len(tokens) != len(study.maps):
+        raise ApiError(422, f"tokens of {len(tokens)} maps were sent; the model has {len(study.maps)}")
+    planes = []
+    for number, (rows, chart) in enumerate(zip(tokens, study.maps)):
+        height, width = chart.shape
+        if len(rows) != height or any(len(row) != width for row in rows):
+            sizes = sorted({len(row) for row in rows})
+            raise ApiError(
+                422,
+                f"the tokens of map {number} ({chart.name}) must be {height} rows of {width}; got {len(rows)} rows of "
+                f"{', '.join(map(str, sizes)) or 'nothing'}",
+            )
+        plane = torch.tensor([rows])
+        if int(plane.max()) >= chart.grid.size:
+            raise ApiError(
+                422, f"token {int(plane.max())} of map {number} is out of range: expected 0 to {chart.grid.size - 1}"
+            )
+        planes.append(plane)
+    return planes
+
+
+def check_offsets(offsets: list[list[int]], study: Study) -> None:
+    if len(offsets) != len(study.maps):
+        raise ApiError(422, f"offsets of {len(offsets)} maps were sent; the model has {len(study.maps)}")
+    for number, (offset, chart) in enumerate(zip(offsets, study.maps)):
+        if len(offset) != chart.grid.ndim:
+            raise ApiError(
+                422, f"the offset of map {number} must have {chart.grid.ndim} entries, one an axis; got {offset}"
+            )

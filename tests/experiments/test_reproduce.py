@@ -1,0 +1,231 @@
+"""`topovq reproduce` from the command line to the table, in seconds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_records import lines_of, write_record
+
+from experiments.library import Found
+from experiments.specs import cells
+from topovq.cli import main
+from topovq.tokenizer.training import read_record
+
+QUICK = ["reproduce", "sensitivity", "--quick", "--seeds", "1", "--steps", "40", "--jobs", "1"]
+
+
+def reproduce(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command run in this process."""
+    code = 0
+    try:
+        main(arguments)
+    except SystemExit as exit:
+        code = int(exit.code or 0)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def curves(runs: Path) -> dict[str, list[dict]]:
+    """The validations of every finished run by its id, without timing."""
+    found = [Found(path) for path in sorted(runs.glob("*/record.jsonl"))]
+    assert all(record.finished for record in found)
+    return {record.config["id"]: record.validations() for record in found}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted sweep."""
+    folder = tmp_path_factory.mktemp("whole")
+    main([*QUICK, "--runs", str(folder / "runs"), "--out", str(folder / "out")])
+    return folder
+
+
+def test_quick_end_to_end(whole: Path) -> None:
+    found = curves(whole / "runs")
+    assert len(found) == 4
+    assert all([line["step"] for line in validations] == [20, 40] for validations in found.values())
+    with open(whole / "out" / "sensitivity-photos.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["count_init"], row["update_empty"]) for row in rows] == [
+        ("0", "no"),
+        ("1", "no"),
+        ("0", "yes"),
+        ("1", "yes"),
+    ]
+    assert {(row["dataset"], row["n"], row["steps"], row["paper_loss_mean"]) for row in rows} == {
+        ("photos", "1", "40", "")
+    }
+    best = {1e3 * min(line["loss"] for line in validations) for validations in found.values()}
+    assert sorted(float(row["ours_loss_mean"]) for row in rows) == pytest.approx(sorted(best), rel=1e-5)
+    page = (whole / "out" / "sensitivity-photos.md").read_text()
+    assert "This is the quick version" in page
+    assert "Fewer steps than the paper: 40, 30,000 there." in page
+
+
+def test_records_say_what_they_rest_on(whole: Path) -> None:
+    for path in (whole / "runs").glob("*/record.jsonl"):
+        first = read_record(path)[0]
+        assert path.parent.name == first["id"]
+        assert {"version_topovq", "version_torch", "hardware", "seed"} <= first.keys()
+
+
+def test_what_is_done_is_not_done_again(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A finished run in RUNS, and a record of one in RECORDS."""
+    runs, records = tmp_path / "runs", tmp_path / "records"
+    shutil.copytree(whole / "runs", runs)
+    moved = sorted(runs.iterdir())[0]
+    records.mkdir()
+    shutil.move(moved / "record.jsonl", records / "whatever.jsonl")
+    shutil.rmtree(moved)
+    before = {path: path.read_bytes() for path in runs.glob("*/record.jsonl")}
+    where = ["--runs", str(runs), "--records", str(records), "--out", str(tmp_path / "out")]
+    code, out, err = reproduce(capsys, *QUICK, *where, "--format", "csv")
+    assert code == 0
+    assert "4 runs are needed; 4 of them are done already" in err
+    assert {path: path.read_bytes() for path in runs.glob("*/record.jsonl")} == before
+    assert out == (whole / "out" / "sensitivity-photos.csv").read_text()
+
+
+def test_render_only_runs_nothing(tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--out", str(tmp_path / "out"), "--render-only"]
+    code, out, err = reproduce(capsys, *QUICK, *where, "--runs", str(tmp_path / "runs"))
+    assert (code, out) == (2, "")
+    assert (
+        err.startswith("topovq: there is no finished run")
+        or "missing: ema count_init=0 update_empty=no (seed 0)" in err
+    )
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    code, out, _ = reproduce(capsys, *QUICK, *where, "--runs", str(whole / "runs"), "--format", "markdown")
+    assert code == 0
+    assert out == (whole / "out" / "sensitivity-photos.md").read_text()
+
+
+def test_an_interrupted_and_resumed_sweep_gives_the_same_records(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    where = ["--runs", str(runs), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "topovq", *QUICK, *where]
+    process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not any(len(read_record(path)) > 1 for path in runs.glob("*/record.jsonl")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err
+    assert "the same command continues" in err
+    records = [Found(path) for path in runs.glob("*/record.jsonl")]
+    assert not all(record.finished for record in records) or len(records) < 4, "all was over before the signal"
+    code, _, _ = reproduce(capsys, *QUICK, *where)
+    assert code == 0
+    assert curves(runs) == curves(whole / "runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mian"], "did you mean 'main'?"),
+        (["main", "--seeds", "0"], "seeds=0 must be at least 1"),
+        (["main", "--batch-size", "0"], "batch_size=0 must be at least 1"),
+        (["main", "--codebooks", "512"], "codebooks=[512] goes with 'scale', not with 'main'"),
+        (["sensitivity", "--dataset", "imagenet"], "it has them for cifar10"),
+        (["main", "--records", "nowhere"], "there is no folder of records at nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = reproduce(capsys, "reproduce", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_partial_table_of_a_data_set_from_committed_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One seed of two cells, 2,000 steps: all that was run says so."""
+    for cell in cells("main", "celebahq_afhq")[:2]:
+        lines = lines_of(cell.config(0, 2_000, Path("/somewhere"), 16), [2.0, 1.9])
+        write_record(tmp_path / "records" / f"{cell.method}.jsonl", lines)
+    where = ["--runs", str(tmp_path / "runs"), "--records", str(tmp_path / "records"), "--out", str(tmp_path / "out")]
+    options = ["--dataset", "celebahq_afhq", "--steps", "2000", "--seeds", "1", "--render-only"]
+    code, _, err = reproduce(capsys, "reproduce", "main", *options, *where, "--partial")
+    assert (code, "batch_size=16 instead of 128" in err) == (2, True)
+    options += ["--batch-size", "16"]
+    assert reproduce(capsys, "reproduce", "main", *options, *where)[0] == 2
+    code, out, _ = reproduce(capsys, "reproduce", "main", *options, *where, "--partial", "--format", "csv")
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [(row["n"], row["ours_loss_mean"], row["paper_loss_mean"]) for row in rows] == [
+        ("1", "1.9", "1.86"),
+        ("1", "1.9", "1.73"),
+        ("0", "", "1.75"),
+        ("0", "", ""),
+    ]
+    page = (tmp_path / "out" / "main-celebahq_afhq.md").read_text()
+    assert "PARTIAL: missing: ksom gaussian" in page
+    assert "Smaller batches than the paper's: 16, 128 there." in page
+    assert json.loads((tmp_path / "records" / "ema.jsonl").read_text().splitlines()[0])["data_path"] == "/somewhere"
+
+
+def test_a_figure_is_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    code, _, err = reproduce(capsys, "reproduce", "neighborhoods", *where)
+    assert code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"neighborhoods.png", "neighborhoods.svg"}
+    assert "neighborhoods.svg" in err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = reproduce(capsys, "reproduce", "--help")
+    assert code == 0
+    assert "topovq reproduce main --quick" in out
+    for name in (
+        "--dataset",
+        "--seeds",
+        "--steps",
+        "--batch-size",
+        "--jobs",
+        "--render-only",
+        "--partial",
+        "--format",
+        "--records",
+    ):
+        assert name in out
+
+
+def test_tables_need_neither_matplotlib_nor_the_command_line() -> None:
+    code = """
+import sys
+for name in ("matplotlib", "tyro", "sklearn"):
+    sys.modules[name] = None
+from pathlib import Path
+from experiments.reproduce import Request, reproduce
+try:
+    reproduce("main", Request(quick=True, render_only=True, runs=Path("nowhere")))
+except ValueError as error:
+    assert "main on photos" in str(error)
+else:
+    raise AssertionError("there are no records here")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

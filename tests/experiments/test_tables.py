@@ -1,0 +1,282 @@
+"""Tables from records made by hand: the numbers, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import lines_of, write_record
+
+from experiments.library import Library
+from experiments.rows import IncompleteTable, Spread
+from experiments.sheet import FORMATS, as_csv, latex, markdown, terminal
+from experiments.specs import Cell, cells
+from experiments.table import make_table
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STEPS, SEEDS = 6_000, 3
+# What each seed's best loss is multiplied with at 1,000, ..., 6,000 steps: +20% at 3k, 3k, 4k and +10% at 4k, 4k, 5k.
+CURVES = [(1.5, 1.3, 1.15, 1.05, 1.02, 1.0)] * 2 + [(1.5, 1.4, 1.25, 1.15, 1.05, 1.0)]
+BEST = {"none": (52.0, 51.8, 52.2), "hard": (52.5, 52.5, 52.8), "gaussian": (51, 51, 51), "exponential": (50, 51, 52)}
+
+Tweak = Callable[[Cell, int, list[dict[str, Any]]], list[dict[str, Any]] | None]
+
+
+def write_main(folder: Path, tweak: Tweak = lambda cell, seed, lines: lines) -> Library:
+    """The records of `main`, three seeds; `tweak` changes a record, or leaves it out."""
+    for cell in cells("main"):
+        for seed in range(SEEDS):
+            losses = [BEST[cell.neighborhood][seed] * ratio for ratio in CURVES[seed]]
+            lines = tweak(cell, seed, lines_of(cell.config(seed, STEPS), losses))
+            if lines is not None:
+                write_record(folder / f"{cell.neighborhood}-{seed}.jsonl", lines)
+    return Library([folder])
+
+
+def make(library: Library, **options: Any) -> Any:
+    return make_table("main", "cifar10", library, **({"seeds": SEEDS, "steps": STEPS} | options))
+
+
+def of_hard_1(change: Callable[[list[dict[str, Any]]], Any]) -> Tweak:
+    """Changes the record of the second seed of `hard` alone."""
+    return lambda cell, seed, lines: change(lines) if (cell.neighborhood, seed) == ("hard", 1) else lines
+
+
+@pytest.mark.parametrize(("name", "render"), [("main-cifar10.csv", as_csv), ("main-cifar10.md", markdown)])
+def test_the_table_is_the_golden_one(tmp_path: Path, name: str, render: Callable[[Any], str]) -> None:
+    assert render(make(write_main(tmp_path))) == (GOLDEN / name).read_text()
+
+
+def test_the_golden_table_has_what_is_computed_by_hand() -> None:
+    with open(GOLDEN / "main-cifar10.csv") as file:
+        ema, hard, gaussian, exponential = csv.DictReader(file)
+    assert (ema["method"], ema["n"], ema["steps"]) == ("ema", "3", "6000")
+    assert [float(ema[f"ours_loss_{what}"]) for what in ("mean", "std")] == pytest.approx([52.0, 0.2])
+    assert [float(hard[f"ours_loss_{what}"]) for what in ("mean", "std")] == pytest.approx([52.6, 0.03**0.5], rel=1e-4)
+    assert [float(gaussian[f"ours_loss_{what}"]) for what in ("mean", "std")] == [51.0, 0.0]
+    for row in (ema, hard, gaussian, exponential):  # 4, 4, 5 and 3, 3, 4 thousand
+        steps = [float(row[f"ours_steps{n}_{what}_k"]) for n in (10, 20) for what in ("mean", "std")]
+        assert steps == pytest.approx([13 / 3, 3**-0.5, 10 / 3, 3**-0.5], rel=1e-4)
+    assert (ema["paper_loss_mean"], ema["paper_steps20_std_k"]) == ("51.9", "0.5")
+    assert {value for name, value in exponential.items() if name.startswith("paper_")} == {""}
+
+
+def test_the_difference_is_in_standard_errors_of_both() -> None:
+    ours, paper = Spread(52.0, 0.2, 3), Spread(51.9, 0.2, 10)
+    assert ours.standard_errors_from(paper) == pytest.approx(0.1 / (0.04 / 3 + 0.04 / 10) ** 0.5)
+    assert paper.standard_errors_from(ours) == pytest.approx(-0.1 / (0.04 / 3 + 0.04 / 10) ** 0.5)
+    assert Spread(52.0, None, 1).standard_errors_from(paper) is None
+    assert Spread.of([3.0]) == Spread(3.0, None, 1)
+    assert Spread.of([1.0, 3.0]) == Spread(2.0, 2**0.5, 2)
+    assert Spread.of([]) is None
+
+
+def test_the_caption_says_what_is_less_than_the_paper_and_what_differs(tmp_path: Path) -> None:
+    sheet = make(write_main(tmp_path))
+    assert "Fewer seeds than the paper: 3 a cell, 10 there." in sheet.notes
+    assert "Fewer steps than the paper: 6,000, 30,000 there." in sheet.notes
+    (apart,) = [note for note in sheet.notes if note.startswith("More than two standard errors")]
+    # hard: (52.6 - 52.1) / sqrt(0.03/3 + 0.04/10) = 4.2; gaussian: (51 - 51.8) / sqrt(0 + 0.04/10) = -12.6
+    assert "ksom hard (loss +4.2, " in apart
+    assert "ksom gaussian (loss -12.6, " in apart
+    # ema: the loss by 0.1 / sqrt(0.04/3 + 0.04/10) = 0.8 alone, +10% by (13/3 - 5.4) / sqrt(1/9 + 0.25/10) = -2.9
+    assert "ema (+10% -2.9)" in apart
+    assert "exponential" not in apart
+    assert "PARTIAL" not in sheet.caption
+    assert "good" not in sheet.caption
+
+
+@pytest.mark.parametrize(("batch", "said"), [(32, "Smaller"), (512, "Larger")])
+def test_the_caption_says_when_the_batch_is_not_the_papers(tmp_path: Path, batch: int, said: str) -> None:
+    for cell in cells("main"):
+        write_record(tmp_path / f"{cell.neighborhood}.jsonl", lines_of(cell.config(0, STEPS, None, batch), [60, 50]))
+    sheet = make(Library([tmp_path]), seeds=1, batch_size=batch)
+    assert f"{said} batches than the paper's: {batch}, 256 there." in sheet.notes
+    with pytest.raises(IncompleteTable, match=f"batch_size={batch} instead of 256"):
+        make(Library([tmp_path]), seeds=1)
+    assert "batches" not in make(write_main(tmp_path / "usual")).caption
+
+
+def write_faces(folder: Path, images: int, seeds: int = 1) -> Library:
+    """Faces with smaller batches: three cells of `main` and two of `robustness`, with best losses 2, 3, 4, 5, 6."""
+    run = [cell for cell in cells("main", "celebahq_afhq") if cell.neighborhood != "gaussian"]
+    run += cells("robustness", "celebahq_afhq")[:2]
+    for number, cell in enumerate(run):
+        for seed in range(seeds):
+            lines = lines_of(cell.config(seed, 10_000, None, 32), [9, 2 + number], source_train_images=images)
+            write_record(folder / f"{number}-{seed}.jsonl", lines)
+    return Library([folder])
+
+
+def faces(table: str, library: Library, seeds: int = 1) -> Any:
+    options: dict[str, Any] = {"seeds": seeds, "steps": 10_000, "batch_size": 32, "partial": True}
+    return make_table(table, "celebahq_afhq", library, **options)
+
+
+def test_other_data_than_the_papers_is_not_compared_with_it(tmp_path: Path) -> None:
+    """Not even where there are enough seeds for a standard error."""
+    sheet = faces("main", write_faces(tmp_path, images=5_753, seeds=2), seeds=2)
+    (said,) = [note for note in sheet.notes if note.startswith("Not the paper's data")]
+    assert "5,753 training images, about 43,000 there" in said
+    assert "between our methods" in said
+    assert "diff/SE" not in "".join([*sheet.header, sheet.caption])
+    assert "standard errors" not in sheet.caption
+    assert sheet.rows[0][sheet.header.index("loss paper")] == "1.86 ± 0.10"  # for orientation
+    same = faces("main", write_faces(tmp_path / "same", images=42_000, seeds=2), seeds=2)
+    assert "Not the paper's data" not in same.caption
+    assert "loss diff/SE" in same.header
+    assert "Trained on 42,000 images." in same.notes
+
+
+def test_one_seed_of_some_rows_is_a_table_that_says_what_is_missing(tmp_path: Path) -> None:
+    library = write_faces(tmp_path, images=5_753)
+    main, robustness = (faces(table, library) for table in ("main", "robustness"))
+    # The rows that were run; the CSV has all, and the note the others.
+    assert main.header[:4] == ["method", "neighborhood", "n", "loss ours"]
+    assert [row[:4] for row in main.rows] == [
+        ["ema", "none", "1", "2.000"],
+        ["ksom", "hard", "1", "3.000"],
+        ["ksom", "exponential", "1", "4.000"],
+    ]
+    assert [row[main.columns.index("n")] for row in main.values] == ["1", "1", "0", "1"]
+    assert main.notes[0] == "PARTIAL: missing: ksom gaussian grid=2-D tau=0.1 count_init=1 update_empty=yes (seed 0)."
+    assert "exponential the one in its authors' code" in main.caption
+    # Of the first two of six rows, what they share is in the title.
+    assert robustness.header[:4] == ["method", "neighborhood", "n", "loss ours"]
+    assert [row[:4] for row in robustness.rows] == [["ema", "none", "1", "5.000"], ["ksom", "hard", "1", "6.000"]]
+    assert "count_init 0, update_empty no" in robustness.title
+    for sheet in (main, robustness):
+        assert "one seed, 10,000 steps" in sheet.title
+        assert "standard deviation" not in sheet.caption
+        assert "Fewer seeds than the paper: 1 a cell, 5 there." in sheet.notes
+        assert "Fewer steps than the paper: 10,000, 30,000 there." in sheet.notes
+        assert "Smaller batches than the paper's: 32, 128 there." in sheet.notes
+        ours = [row[i] for row in sheet.rows for i, name in enumerate(sheet.header) if name.endswith("ours")]
+        assert not [text for text in ours if "±" in text or "nan" in text or not text]
+
+
+def test_full_runs_of_as_many_seeds_as_the_paper_need_no_excuse(tmp_path: Path) -> None:
+    for cell in cells("sensitivity"):
+        for seed in range(10):
+            write_record(tmp_path / f"{cell.name}-{seed}.jsonl", lines_of(cell.config(seed), [52.0] * 30))
+    sheet = make_table("sensitivity", "cifar10", Library([tmp_path]), seeds=10)
+    assert "Fewer" not in sheet.caption
+    assert "ten seeds that it calls good" in sheet.caption  # count_init 0 is among the rows
+
+
+def test_missing_seeds_are_refused_by_name_and_a_partial_table_says_so(tmp_path: Path) -> None:
+    library = write_main(tmp_path, of_hard_1(lambda lines: None))
+    with pytest.raises(IncompleteTable, match=r"missing: ksom hard .*\(seed 1\)\. .*--partial shows what is there"):
+        make(library)
+    sheet = make(library, partial=True)
+    assert [row[sheet.columns.index("n")] for row in sheet.values] == ["3", "2", "3", "3"]
+    assert sheet.notes[0].startswith("PARTIAL: missing: ksom hard")
+    assert "Fewer seeds than the paper: 2 to 3 a cell, 10 there." in sheet.notes
+    assert all("PARTIAL: missing: ksom hard" in FORMATS[name](sheet) for name in ("terminal", "markdown", "latex"))
+
+
+def test_more_seeds_than_there_are_is_missing_seeds(tmp_path: Path) -> None:
+    with pytest.raises(IncompleteTable, match=r"ema .* \(seeds 3, 4\); ksom hard"):
+        make(write_main(tmp_path), seeds=None)
+
+
+def test_nothing_there_is_no_partial_table(tmp_path: Path) -> None:
+    with pytest.raises(IncompleteTable, match="there is no finished run of main on cifar10"):
+        make(Library([tmp_path]), partial=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("batch_size", 128, "batch_size=128 instead of 256"),
+        ("precision", "fp32", "precision='fp32' instead of 'bf16'"),
+        ("learning_rate", 0.1, "learning_rate=0.1 instead of 0.001"),
+    ],
+)
+def test_a_run_of_another_configuration_is_refused_by_name_and_never_mixed_in(
+    tmp_path: Path, name: str, value: Any, said: str
+) -> None:
+    library = write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | {name: value}, *lines[1:]]))
+    with pytest.raises(IncompleteTable, match=f"seed 1: .*hard-1.jsonl has {said}"):
+        make(library)
+    sheet = make(library, partial=True)
+    assert [row[sheet.columns.index("n")] for row in sheet.values] == ["3", "2", "3", "3"]
+    assert said in sheet.caption
+
+
+def test_a_run_of_other_steps_is_refused_by_name(tmp_path: Path) -> None:
+    def shorter(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [lines[0] | {"steps": 5_000}, *lines[1:-2], lines[-1] | {"steps": 5_000, "step": 5_000}]
+
+    with pytest.raises(IncompleteTable, match="steps=5000 instead of 6000"):
+        make(write_main(tmp_path, of_hard_1(shorter)))
+
+
+def test_runs_on_different_images_are_mixed(tmp_path: Path) -> None:
+    library = write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | {"source_train_images": 100}, *lines[1:]]))
+    with pytest.raises(IncompleteTable, match=r"mixed: source_train_images is 40053 in 11 .* and 100 in 1 .*hard-1"):
+        make(library)
+    assert "PARTIAL: mixed: source_train_images" in make(library, partial=True).caption
+
+
+def test_where_the_images_lay_makes_no_difference(tmp_path: Path) -> None:
+    elsewhere = {"data_path": "/elsewhere", "source_path": "/elsewhere", "id": "another"}
+    sheet = make(write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | elsewhere, *lines[1:]])))
+    assert as_csv(sheet) == (GOLDEN / "main-cifar10.csv").read_text()
+
+
+def test_a_record_that_was_cut_off_is_not_finished(tmp_path: Path) -> None:
+    library = write_main(tmp_path, of_hard_1(lambda lines: lines[:4]))
+    with pytest.raises(IncompleteTable, match=r"hard-1\.jsonl was cut off at step 3,000"):
+        make(library)
+
+
+def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
+    write_main(tmp_path)
+    with open(tmp_path / "hard-1.jsonl", "a") as file:
+        file.write('{"event": "valid')
+    assert as_csv(make(Library([tmp_path]))) == (GOLDEN / "main-cifar10.csv").read_text()
+
+
+def test_other_files_and_foreign_runs_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text('{"event": "benchmark"}\n[1]\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    write_record(tmp_path / "foreign.jsonl", lines_of(cells("sensitivity")[0].config(0, STEPS), [9.0]))
+    assert as_csv(make(write_main(tmp_path))) == (GOLDEN / "main-cifar10.csv").read_text()
+
+
+def test_one_run_in_two_places_counts_once_and_must_say_one_thing(tmp_path: Path) -> None:
+    write_main(tmp_path / "a")
+    write_main(tmp_path / "b", lambda cell, seed, lines: [line | {"seconds": 3.0} for line in lines])
+    assert as_csv(make(Library([tmp_path]))) == (GOLDEN / "main-cifar10.csv").read_text()
+    write_main(tmp_path / "b", of_hard_1(lambda lines: [*lines[:2], lines[2] | {"loss": 0.01}, *lines[3:]]))
+    with pytest.raises(ValueError, match=r"a/hard-1\.jsonl and .*b/hard-1\.jsonl are records of one run"):
+        make(Library([tmp_path]))
+
+
+def test_a_run_that_never_had_a_finite_loss_is_named(tmp_path: Path) -> None:
+    def nothing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [line | {"loss": None} if line["event"] == "validation" else line for line in lines]
+
+    with pytest.raises(ValueError, match=r"hard-1\.jsonl: none of the 6 validations has a finite loss"):
+        make(write_main(tmp_path, of_hard_1(nothing)))
+
+
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    sheet = make(write_main(tmp_path), seeds=1)
+    assert "±" not in "".join(row[sheet.header.index("loss ours")] for row in sheet.rows)
+    assert [row[sheet.columns.index("ours_loss_std")] for row in sheet.values] == [""] * 4
+    assert "loss diff/SE" not in sheet.header
+
+
+def test_latex_and_terminal_hold_every_number_of_the_markdown(tmp_path: Path) -> None:
+    sheet = make(write_main(tmp_path))
+    for text in (latex(sheet).replace(r"$\pm$", "±"), terminal(sheet)):
+        for row in sheet.rows:
+            assert all(cell in text for cell in row)
+    assert latex(sheet).count("&") == 5 * (len(sheet.header) - 1)  # four rows and the header
+    assert r"10\%" in latex(sheet)
+    assert r"count\_init 1" in latex(sheet)

@@ -1,0 +1,154 @@
+"""The report: its numbers by hand, and the page of real runs: whole, alone, and within its size."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_runs import make_run
+
+from topovq.cli import main
+from topovq.tokenizer.training import load_run, open_data
+from topovq.view.report import psnr, ssim, study, write_report
+from topovq.view.report.curves import Axis, curves, round_step
+from topovq.view.report.images import colored, data_uri, sheet
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("runs")
+    return {
+        "plain": make_run(root / "plain"),
+        "hexagons": make_run(
+            root / "hexagons", model="vqvae2", quantizer_options={"grid": [3, 4], "topology": "hexagonal"}
+        ),
+        "eleven": make_run(root / "eleven", codebook_size=11),
+    }
+
+
+def test_psnr_and_ssim_by_hand() -> None:
+    black, gray = torch.zeros(3, 8, 8, dtype=torch.uint8), torch.full((3, 8, 8), 51, dtype=torch.uint8)
+    assert psnr(gray, black) == pytest.approx(20 * math.log10(5))
+    assert psnr(gray, gray) == math.inf
+    assert ssim(gray, gray) == pytest.approx(1)
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    assert ssim(gray, black) == pytest.approx(c1 * c2 / ((51**2 + c1) * c2))
+    assert ssim(gray[:, :4, :4], black[:, :4, :4]) == pytest.approx(c1 / (51**2 + c1))
+
+
+def test_axes_are_round() -> None:
+    assert [round_step(x) for x in (0.9, 1, 1.1, 3, 7, 0.03)] == pytest.approx([1, 1, 2, 5, 10, 0.05])
+    assert Axis(0, 100, 10, 20)(50) == 15
+    assert Axis(0, 600, 0, 1).ticks() == [0, 200, 400, 600]
+
+
+def test_a_curve_goes_through_its_points_and_survives_nan() -> None:
+    drawn = curves("loss", [("a<b", [(0, 2.0), (10, 1.0), (20, math.nan), (30, None)])])
+    assert drawn.count("<circle") == 2
+    assert "a&lt;b, step 10: 1" in drawn
+    assert "no finite value" in curves("loss", [("a", [(1, math.inf)])])
+
+
+def test_pictures_keep_to_their_bytes() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 4), dtype=np.uint8)
+    whole, kind, small = data_uri(noise), "data:image/jpeg;base64,", data_uri(noise, 20_000)
+    assert whole.startswith("data:image/png")
+    assert small.startswith(kind)
+    assert len(base64.b64decode(small.removeprefix(kind))) <= 20_000
+    page = sheet([[torch.full((3, 2, 2), 9, dtype=torch.uint8)] * 2])
+    assert page[0, :, 3].tolist() == [255, 255, 0, 255, 255]
+    assert colored(np.array([1.0, 1.0]), "magma").shape == (2, 3, 1, 1)
+
+
+def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_path: Path) -> None:
+    page = write_report(list(runs.values()), tmp_path / "deep" / "report.html")
+    text = page.read_text()
+    assert page.stat().st_size < 5_000_000
+    assert [path.name for path in page.parent.iterdir()] == ["report.html"]
+    assert "<script" not in text
+    assert not re.findall(r'(?:src|href)="(?!data:)|url\(|@import', text)
+    for word in (
+        "validation loss",
+        "perplexity",
+        "codes in use",
+        "U-matrix",
+        "Hits",
+        "SSIM",
+        "version_torch",
+        "hardware",
+    ):
+        assert word in text
+    assert "tokens of top alone" in text
+    assert "3 x 4 hexagonal map" in text
+    assert "of 11 codes occur" in text
+    for data in re.findall(r'src="data:image/png;base64,([^"]+)"', text):
+        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+            image.verify()
+    assert len(re.findall("<polyline points", text)) == 3 * 3 + 3  # three charts of three runs, and the legend
+
+
+def test_hits_are_the_tokens_of_the_images(runs: dict[str, Path]) -> None:
+    look = study(runs["plain"], limit=5)
+    assert look.images_BCHW.shape == (5, 3, 32, 32)
+    tokens = look.model.encode(look.images_BCHW)
+    assert isinstance(tokens, torch.Tensor)
+    assert look.hits[0].tolist() == [int((tokens == code).sum()) for code in range(12)]
+
+
+def test_a_model_without_its_record_or_data_is_still_shown(runs: dict[str, Path], tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(runs["plain"] / name, bare)
+    text = write_report([bare], tmp_path / "bare.html").read_text()
+    assert "no record of validations" in text
+    assert "photographs that come with the package" in text
+    moved = shutil.copytree(runs["plain"], tmp_path / "moved")
+    record = moved / "record.jsonl"
+    record.write_text(record.read_text().replace('"data": "photos"', '"data": "gone/away"'))
+    assert "could not be opened" in study(moved).source
+
+
+def test_the_command_line_writes_it_and_training_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--steps", "2", "--batch-size", "4", "--codebook-size", "12", "--device", "cpu"]
+    main(["train", "photos", "--out", "a", *small, "--model-options", "hidden=16"])
+    assert "its report is a/report.html" in capsys.readouterr().out
+    assert Path("a/report.html").read_text().endswith("</html>\n")
+    main(["report", "a", "a", "-o", "both.html"])
+    assert "both.html" in capsys.readouterr().out
+    assert Path("both.html").is_file()
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", "missing"])
+    assert stopped.value.code == 2
+    assert "there is no run at missing" in capsys.readouterr().err
+
+
+def test_tensorboard_shows_the_maps_and_the_reconstructions(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    make_run(tmp_path / "run", model="vqvae2", tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert set(events.Tags()["images"]) == {"validation/top", "validation/bottom", "validation/reconstructions"}
+    shown = events.Images("validation/reconstructions")
+    assert [event.step for event in shown] == [2, 4]
+    picture = Image.open(io.BytesIO(shown[-1].encoded_image_string))
+    assert picture.size == (8 * 32, 2 * 32)
+    with open_data("photos", size=32) as source:
+        images = next(iter(source.validation(8)))
+    assert np.array_equal(np.asarray(picture)[:32, 32:64], images[1].permute(1, 2, 0).numpy())
+    ours = load_run(tmp_path / "run")
+    assert np.array_equal(
+        np.asarray(picture)[32:, :32], ours.decode(ours.encode(images[:1]))[0].permute(1, 2, 0).numpy()
+    )
