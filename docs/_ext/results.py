@@ -58,7 +58,7 @@ def _value(name: str, text: str) -> Any:
 
 def pairs(text: str) -> dict[str, str]:
     """`a=b; c=d` as a dict."""
-    found = dict(part.split("=", 1) for part in text.split(";") if part.strip())
+    found = dict(part.rsplit("=", 1) for part in text.split(";") if part.strip())
     return {name.strip(): value.strip() for name, value in found.items()}
 
 
