@@ -1,19 +1,14 @@
 """The directive `results`: a table of a page, drawn from its CSV file when the pages are built.
 
     ```{results} /results/main-cifar10.csv
-    :caption: Best validation loss in 1e-3.
     :where: method=ema,ksom; steps=30000
-    :names: ema=EMA-VQ; ksom=the map
-
-    method | {method}
-    loss   | {ours_loss_mean:.2f} ± {ours_loss_std:.2f}
+    :names: ema=EMA-VQ
+    loss | {ours_loss_mean:.2f} ± {ours_loss_std:.2f}
     ```
 
-A line of the body is a column: its heading and a format string over the CSV's columns. What stands after a ` ± ` is
-left out where a value is empty. `where` keeps rows by their values, and `names` says values in other words. With
-`across` the rows that agree in the columns `by` become one, whose values go by those of the columns `across`:
-`{ms[ema]:.2f}`. Rows that agree in both are averaged. The caption ends with n, hardware, torch and commit, where the
-file has them, and links to the file.
+A line is a column: its heading, and a format string over the CSV's columns, whose ` ± ` part is left out where a value
+is empty. With `across` the rows that agree in the columns `by` become one, whose values go by those of the columns
+`across`: `{ms[ema]:.2f}`; rows that agree in both are averaged. The caption ends with n, hardware, torch and commit.
 """
 
 from __future__ import annotations
