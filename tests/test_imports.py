@@ -1,6 +1,7 @@
 """The house: imports point one way, and the core needs little."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import topovq
 
 PACKAGE = Path(topovq.__file__).parent
 
-# From the door to the cellar: a room may import those below it, never those above (docs/design.md says why).
+# From the door to the cellar: a room may import those below it, never those above (docs/explanation/house.md says why).
 FLOORS = {
     5: ["__main__", "cli", "demo"],
     4: ["view"],
@@ -61,6 +62,14 @@ def test_imports_point_down(path):
     for room in imported_rooms(path) - {room_of(path)}:
         assert room in ROOMS, f"{path.name} imports topovq.{room}, which has no place in the house"
         assert ROOMS.index(room) > here, f"{room_of(path)} imports {room}, which is above it"
+
+
+def test_the_page_on_the_house_says_the_same():
+    page = (PACKAGE.parents[1] / "docs" / "explanation" / "house.md").read_text()
+    told: dict[int, set[str]] = {}
+    for floor, rooms in re.findall(r"^\| (\d) \| ([^|]*) \|", page, re.MULTILINE):
+        told.setdefault(int(floor), set()).update(re.findall(r"`(\w+)/?`", rooms))
+    assert told == {floor: set(rooms) - {"__main__"} for floor, rooms in FLOORS.items()}
 
 
 def test_the_core_imports_with_torch_numpy_and_safetensors_alone():
