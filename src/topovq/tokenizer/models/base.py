@@ -200,7 +200,8 @@ def can_be_graphed(model: Tokenizer) -> bool:
 
 
 def _total_loss(levels: list[Any]) -> Tensor:
-    return levels[0][2].float() if len(levels) == 1 else torch.stack([level[2].float() for level in levels]).sum()
+    losses = [level[2].float().sum() for level in levels]  # a residual quantizer has one for each of its layers
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def _unwrap(levels: list[Tensor]) -> Tokens:
