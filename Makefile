@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test clean
+.PHONY: demo test wheel clean
 
 demo: .venv/.ready-run
 	$(BIN)/python -m topovq demo
@@ -13,11 +13,15 @@ test: .venv/.ready-test
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+wheel: .venv/.ready-test
+	rm -rf dist
+	$(BIN)/python -m build
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
 .venv/.ready-run: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tokens,explore]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[view]'
 	touch $@
 
 .venv/.ready-test: .venv/bin/python pyproject.toml constraints.txt
@@ -25,4 +29,4 @@ test: .venv/.ready-test
 	touch $@
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,7 +30,7 @@ __all__ = [
     "export_quantizers",
     "replace_quantizers",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

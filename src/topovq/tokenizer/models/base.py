@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
 import torch
@@ -166,7 +166,7 @@ class Tokenizer(nn.Module, HubModule):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able, and the model's kind: `config.json`."""
-        arguments = cast(dict[str, Any], self._hub_mixin_config)
+        arguments = self._hub_mixin_config
         options = spelled_out(arguments["quantizer"], arguments["quantizer_options"] or {})
         config = {"model": self.kind, **arguments, "quantizer_options": options}
         return json.loads(json.dumps(config))  # tuples become lists here, not after a save
