@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.measured import FIRST, PEERS, ROOT, SHAPES, SMALL, Results
 from benchmarks.tables import BLOCKS, filled
-from topovq.files import atomic_file, write_atomic
+from topovq.storage import atomic_file, write_atomic
 
 PAGE = ROOT / "docs" / "speed.md"
 BLUE, SKY, ORANGE, GREEN, RED, GRAY = "#0b5cad", "#56b4e9", "#e69f00", "#009e73", "#c1272d", "#8a8a8a"

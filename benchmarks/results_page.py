@@ -22,7 +22,7 @@ from benchmarks.results_blocks import BLOCKS, filled
 from benchmarks.results_made import SHOWN, Source, picture_path
 from experiments.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
 from experiments.sheet import as_csv
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly

@@ -19,8 +19,7 @@ FLOORS = {
     2: ["som", "convert", "interop"],
     1: [
         "quantizers",
-        "files",
-        "saving",
+        "storage",
         "codebook",
         "state",
         "metrics",

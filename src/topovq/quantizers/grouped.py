@@ -11,7 +11,7 @@ from topovq.quantizers.kohonen import KohonenVQ
 from topovq.quantizers.residual import ResidualVQ
 from topovq.quantizers.results import Quantized
 from topovq.quantizers.stack import Stack
-from topovq.saving import HubModule
+from topovq.storage import HubModule
 
 
 class GroupedResidualVQ(nn.Module, Stack, HubModule):

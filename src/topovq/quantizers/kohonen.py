@@ -18,7 +18,7 @@ from topovq.quantizers.base import Quantizer
 from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
-from topovq.saving import HubModule
+from topovq.storage import HubModule
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
 

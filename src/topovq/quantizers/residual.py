@@ -20,7 +20,7 @@ from topovq.quantizers.recompute import in_backward
 from topovq.quantizers.results import Quantized
 from topovq.quantizers.soft import SoftKohonenVQ
 from topovq.quantizers.stack import Stack
-from topovq.saving import HubModule
+from topovq.storage import HubModule
 
 QUANTIZERS: dict[str, type[KohonenVQ]] = {"kohonen": KohonenVQ, "gradient": GradientVQ, "soft": SoftKohonenVQ}
 DIVEQ = {"ema_update": False, "learnable_codebook": True, "route_gradients_to_input": False, "commitment_weight": 0.0}

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from topovq.files import atomic_file
+from topovq.storage import atomic_file
 from topovq.tokenizer.data import cifar10_copies as copies
 from topovq.tokenizer.data.base import Batches, Source, Triple, logger
 from topovq.tokenizer.data.fetch import download, npm_pack

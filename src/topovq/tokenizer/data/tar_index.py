@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from topovq.files import atomic_file
+from topovq.storage import atomic_file
 from topovq.tokenizer.data.base import logger
 from topovq.tokenizer.data.decode import EXTENSIONS
 from topovq.tokenizer.data.files import DataError, cache_dir

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.saving import HubModule
+from topovq.storage import HubModule, write_atomic
 from topovq.tokenizer.models.blocks import halvings
 from topovq.tokenizer.models.quantizer import as_meant, build_quantizer, spelled_out
 
@@ -180,7 +180,7 @@ class Tokenizer(nn.Module, HubModule):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         for name, data in self.files().items():
-            (save_directory / name).write_bytes(data)
+            write_atomic(save_directory / name, data)
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Any:

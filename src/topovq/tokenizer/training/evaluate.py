@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topovq.distributed import World
 from topovq.metrics import perplexity, usage
 from topovq.tokenizer.models import Tokenizer, as_levels, can_be_graphed, codes_of
-from topovq.tokenizer.training.distributed import World, side_stream
+from topovq.tokenizer.training.step import side_stream
 
 
 def validate(

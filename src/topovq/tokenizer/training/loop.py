@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from topovq.files import write_atomic
+from topovq.distributed import World, join_world, pick_device
+from topovq.storage import write_atomic
 from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from topovq.tokenizer.training.config import TrainConfig, told_options
 from topovq.tokenizer.training.cost import Cost
-from topovq.tokenizer.training.distributed import World, join_world, pick_device
 from topovq.tokenizer.training.evaluate import Validation
 from topovq.tokenizer.training.feed import open_feed
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest

@@ -22,8 +22,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from topovq.distributed import World, pick_device
 from topovq.tokenizer.training.config import TrainConfig
-from topovq.tokenizer.training.distributed import World, pick_device
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.loop import Run, RunResult, check_folder, train
 from topovq.tokenizer.training.sources import open_data

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from topovq.files import append, write_atomic
+from topovq.storage import append, write_atomic
 
 RECORD_FILE = "record.jsonl"
 VERSIONS_OF = (

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from topovq.distributed import World
 from topovq.health import Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
-from topovq.tokenizer.training.distributed import World, side_stream
 from topovq.tokenizer.training.feed import Feed
 
 WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
@@ -215,3 +215,13 @@ class Reading:
         figures = self.host.tolist()
         width = len(Health._fields) + 1
         return figures[:3], [figures[first : first + width] for first in range(3, len(figures), width)]
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream to capture a graph on: the current one, unless it is the default, where that cannot be.
+
+    cuBLAS has one workspace a stream, which the graphs captured there share. So those of runs that take turns, each on
+    a stream of its own, must not all be captured on one: at the same time they would write to the same workspace.
+    """
+    current = torch.cuda.current_stream(device)
+    return torch.cuda.Stream(device) if current == torch.cuda.default_stream(device) else current

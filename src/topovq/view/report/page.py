@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 from topovq.tokenizer.atlas import draw, enlarge, map_picture, neighbor_distances
 from topovq.view.report.curves import curves, legend
 from topovq.view.report.images import colored, data_uri, sheet
