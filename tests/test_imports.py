@@ -23,7 +23,6 @@ FLOORS = {
         "codebook",
         "state",
         "metrics",
-        "health",
         "rules",
         "neighborhood",
         "ops",

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topovq import distributed, health
+from topovq import distributed, metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import nearest
@@ -272,16 +272,16 @@ class Codebook(CodebookState):
 
     def perplexity(self) -> Tensor:
         """exp(entropy) of the running use of the codes: from 1 (one code) to K (all alike)."""
-        return health.perplexity(self.hits)
+        return metrics.perplexity(self.hits)
 
     def usage(self) -> Tensor:
         """Share of the codes chosen in the last 1 / (1 - decay) updates (with decay = 1: in the last 100)."""
-        return health.usage(self.idle, self.memory)
+        return metrics.usage(metrics.used_lately(self.idle, self.memory))
 
     def read_health(self) -> Tensor:
-        """The figures of `health.Health`, float32 [5]; drift is since the last call."""
+        """The figures of `metrics.Health`, float32 [5]; drift is since the last call."""
         before_KD, self.codes_read = self.codes_read, self.codes.detach().clone()
-        return health.figures(self.hits, self.idle, self.memory, self.codes, before_KD)
+        return metrics.health_figures(self.hits, self.idle, self.memory, self.codes, before_KD)
 
     def extra_repr(self) -> str:
         return f"{self.size} codes of {self.codes.shape[1]} dimensions, {self.neighborhood}"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
-from topovq.health import Health, as_health, together
+from topovq.metrics import Health, as_health, health_of_all
 from topovq.ops.candidates import sample
 from topovq.ops.chosen import quantize_as
 from topovq.ops.quantize import Choice, quantize
@@ -349,7 +349,7 @@ class Quantizer(Layout):
 
     def read_health(self) -> Tensor:
         """The figures of `health()`, float32 [5] on the device: for those who cannot wait for it."""
-        return together([book.read_health() for book in self._books()])
+        return health_of_all([book.read_health() for book in self._books()])
 
     def health(self) -> Health:
         """Usage, perplexity, dead codes (not chosen in the last 1/(1 - decay) updates) and drift: how far the

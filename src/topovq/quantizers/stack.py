@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topovq.grid import Grid
-from topovq.health import Health, as_health, together
+from topovq.metrics import Health, as_health, health_of_all
 from topovq.quantizers.kohonen import KohonenVQ
 
 
@@ -51,7 +51,7 @@ class Stack:
         return torch.stack([vq.usage for vq in self._distinct()]).mean()
 
     def read_health(self) -> Tensor:
-        return together([vq.read_health() for vq in self._distinct()])
+        return health_of_all([vq.read_health() for vq in self._distinct()])
 
     def health(self) -> Health:
         """As KohonenVQ.health, over all of them: dead codes are added up, the others are means."""

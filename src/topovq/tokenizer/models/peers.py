@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topovq import distributed, health
+from topovq import distributed, metrics
 from topovq.grid import check_range
-from topovq.health import Health, as_health
+from topovq.metrics import Health, as_health
 from topovq.ops.update import NEVER, follow_use
 from topovq.quantizers import Quantized
 
@@ -118,7 +118,7 @@ class Peer(nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         if f"{prefix}hits" in state:  # states from before `idle` was kept
-            chosen_K = health.chosen_by_hits(state[f"{prefix}hits"], self.decay)
+            chosen_K = metrics.chosen_by_hits(state[f"{prefix}hits"], self.decay)
             state.setdefault(f"{prefix}idle", torch.where(chosen_K, 0, NEVER).int())
         super()._load_from_state_dict(state, prefix, *rest)
 
@@ -129,11 +129,11 @@ class Peer(nn.Module):
 
     @property
     def perplexity(self) -> Tensor:
-        return health.perplexity(self.hits)
+        return metrics.perplexity(self.hits)
 
     @property
     def usage(self) -> Tensor:
-        return health.usage(self.idle, self.decay)
+        return metrics.usage(metrics.used_lately(self.idle, self.decay))
 
     @property
     def skipped(self) -> Tensor:
@@ -144,7 +144,7 @@ class Peer(nn.Module):
         """As Quantizer.read_health."""
         codes_KD = self.codebook.detach().clone()
         before_KD, self.codes_read = self.codes_read, codes_KD
-        return health.figures(self.hits, self.idle, self.decay, codes_KD, before_KD)
+        return metrics.health_figures(self.hits, self.idle, self.decay, codes_KD, before_KD)
 
     def health(self) -> Health:
         """As Quantizer.health. The codes of FSQ and LFQ are fixed: their drift is 0."""

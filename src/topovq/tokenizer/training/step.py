@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from topovq.distributed import World
-from topovq.health import Health, as_health
+from topovq.metrics import Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
 from topovq.tokenizer.training.feed import Feed
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from topovq.health import Health
+from topovq.metrics import Health
 
 WARN_BELOW = (0.5, 0.1)  # shares of the codes in use; each is warned of once a run
 WARM_UP = 500  # steps in which codes may still find their places
