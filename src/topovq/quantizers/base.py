@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topovq.codebook import Codebook
+from topovq.codebook import Codebook, Turn
 from topovq.grid import Grid, check_range
 from topovq.metrics import Health, as_health, health_of_all
 from topovq.ops.candidates import sample
 from topovq.ops.chosen import quantize_as
+from topovq.ops.direct import refuse_transforms
 from topovq.ops.quantize import Choice, quantize
 from topovq.quantizers.arguments import FORWARD_ADVICE, refuse_arguments
 from topovq.quantizers.closest import closest
@@ -28,10 +29,9 @@ from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.orthogonal import orthogonality
-from topovq.quantizers.recompute import in_backward, may_be_recomputed, refuse_transforms
 from topovq.quantizers.results import Ask, Part, Quantized, breakdown, mean
 from topovq.quantizers.rotation import rotate_to
-from topovq.quantizers.weighting import WeightLike, learn_weighted
+from topovq.quantizers.weighting import WeightLike, shares
 
 
 class Quantizer(Layout):
@@ -184,58 +184,43 @@ class Quantizer(Layout):
 
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
         """Search, gather, learn, and let the gradient past: for one codebook."""
-        book.settle()
-        learns = self.training and not ask.frozen
-        recomputes = learns and in_backward()
         if book.unit_length:
             x_ND = nn.functional.normalize(x_ND, dim=1)
-        valid_N = None
-        if learns and not recomputes:
-            if not book.is_initialized or book.dead_threshold:
-                valid_N = x_ND.detach().isfinite().all(1)
-                valid_N = valid_N if keep_N is None else valid_N & keep_N
-            if not book.is_initialized:
-                assert valid_N is not None
-                book.initialize(x_ND.detach(), valid_N)
-            if may_be_recomputed():
-                book.remember()
-        codes_KD = book.remembered()[0] if recomputes else book.codes
-        stats = learns and (isinstance(book.codes, nn.Parameter) or not recomputes)
+        turn = book.begin(x_ND, keep_N, self.training and not ask.frozen)
+        stats = turn.moves or (turn.learns and isinstance(book.codes, nn.Parameter))
         index_N = ask.chosen
         if index_N is None and ask.temperature > 0:
-            index_N = sample(x_ND, codes_KD, ask.temperature, book.metric)
+            index_N = sample(x_ND, turn.codes_KD, ask.temperature, book.metric)
         if index_N is None:
-            choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=stats)
+            choice = quantize(x_ND, turn.codes_KD, keep_N, book.metric, book.precision, stats=stats)
         else:
-            choice = quantize_as(x_ND, codes_KD, index_N, keep_N, stats)
-        codebook_loss = self._codebook_loss(book, x_ND, choice, keep_N, learns)
-        q_ND = self._past_the_search(book, x_ND, choice, learns)
-        if learns and not recomputes:
-            learn_weighted(book, choice, ask.weight)
-            if valid_N is not None and book.dead_threshold and not book.accumulating:
-                book.revive(x_ND.detach(), valid_N)
-        return Part(q_ND, choice.index_N, choice.error, codebook_loss, self._orthogonality(book, choice, learns))
+            choice = quantize_as(x_ND, turn.codes_KD, index_N, keep_N, stats)
+        codebook_loss = self._codebook_loss(book, turn, x_ND, choice, keep_N)
+        q_ND = self._past_the_search(book, turn, x_ND, choice)
+        share_K = shares(book, choice, ask.weight) if turn.moves else None
+        book.finish(turn, x_ND, choice.sums_KD, choice.counts_K, choice.skipped, share_K)
+        return Part(q_ND, choice.index_N, choice.error, codebook_loss, self._orthogonality(book, turn, choice))
 
-    def _past_the_search(self, book: Codebook, x_ND: Tensor, choice: Choice, learns: bool) -> Tensor:
+    def _past_the_search(self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice) -> Tensor:
         """The chosen codes, with the gradient that was asked for."""
         if not self.extras.route_gradients_to_input or (self.extras.directional_reparam and self.training):
             q_ND = choice.q_ND.detach()
-            if book.learnable and learns:
+            if book.learnable and turn.learns:
                 q_ND = book.free_codes()[choice.index_N].to(x_ND.dtype)
             if not self.extras.route_gradients_to_input:
                 return q_ND
             return reparameterize(x_ND, q_ND, self.extras.directional_reparam_variance)
         return rotate_to(x_ND, choice.q_ND.detach()) if self.rotation_trick else choice.q_ND
 
-    def _orthogonality(self, book: Codebook, choice: Choice, learns: bool) -> Tensor | None:
+    def _orthogonality(self, book: Codebook, turn: Turn, choice: Choice) -> Tensor | None:
         """The penalty on the codes as they are after the update, which it sees in the next step."""
-        if not (self.extras.orthogonal_reg_weight and learns):
+        if not (self.extras.orthogonal_reg_weight and turn.learns):
             return None
         active_K = choice.counts_K > 0 if self.extras.orthogonal_reg_active_codes_only else None
         return orthogonality(book.free_codes(), active_K, self.extras.orthogonal_reg_max_codes)
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice, keep_N: Tensor | None
     ) -> Tensor | None:
         """What moves the codes where they are parameters; nothing here."""
         return None

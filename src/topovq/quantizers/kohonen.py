@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topovq.codebook import Codebook
+from topovq.codebook import Codebook, Turn
 from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
 from topovq.ops.quantize import Choice
@@ -174,13 +174,13 @@ class KohonenVQ(Quantizer, HubModule):
         return super()._from_pretrained(**(arguments if cls.pulls_neighbors else drop_ignored(arguments)))
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice, keep_N: Tensor | None
     ) -> Tensor | None:
         """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors."""
         if not book.learnable or self.output_moves_codes:
             return None
         loss = choice.error.detach()
-        if learns:
+        if turn.learns:
             loss = codebook_loss(book.free_codes(), choice.sums_KD, choice.counts_K, loss)
         return self.codebook_weight * loss
 

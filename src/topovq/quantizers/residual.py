@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topovq.codebook import Turn
+from topovq.ops.direct import in_backward
 from topovq.quantizers.arguments import FORWARD_ADVICE, RESIDUAL_ADVICE, refuse_arguments
 from topovq.quantizers.beam import beam_search
 from topovq.quantizers.directional import reparameterize
@@ -16,7 +18,6 @@ from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
 from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
 from topovq.quantizers.layout import Layout
-from topovq.quantizers.recompute import in_backward
 from topovq.quantizers.results import Quantized
 from topovq.quantizers.soft import SoftKohonenVQ
 from topovq.quantizers.stack import Stack
@@ -147,9 +148,8 @@ class ResidualVQ(Layout, Stack, HubModule):
         beams = (self.beam_size if self.training else self.eval_beam_size) if beam_size is None else beam_size
         chosen: Tensor | None = None
         if beams is not None and beams > 1 and started:
-            recomputes = self.training and not freeze_codebook and in_backward()
-            books = [vq.codebook_of(0) for vq in self.quantizers]
-            codes = [book.remembered()[0] if recomputes else book.codes for book in books]
+            frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
+            codes = [vq.codebook_of(0).searched(self.training and not frozen)[0] for vq in self.quantizers]
             tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
         total, tokens, losses = self._through_layers(z, mask, last, chosen, freeze_codebook, sample_codebook_temp)
@@ -289,13 +289,13 @@ def layer_sizes(codebook_size: int | Sequence[int], num_quantizers: int | None) 
 def learn_from_all(vq: KohonenVQ, inputs: list[Tensor], keeps: list[Tensor | None]) -> None:
     """The update of a shared codebook, from the statistics that its quantizers put off; then dead codes revive."""
     book = vq.codebook_of(0)
-    codes_KD = book.codes.detach()
-    book.learn(torch.zeros_like(codes_KD), torch.zeros_like(codes_KD[:, 0]), book.skipped.new_zeros(()))
-    if not book.dead_threshold:
-        return
-    x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
-    x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
-    valid_N = x_ND.isfinite().all(1)
-    if keeps[0] is not None:
-        valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
-    book.revive(x_ND, valid_N)
+    x_ND, valid_N = inputs[0], None
+    if book.dead_threshold:
+        x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
+        x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
+        valid_N = x_ND.isfinite().all(1)
+        if keeps[0] is not None:
+            valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
+    nothing_KD = torch.zeros_like(book.codes.detach())
+    turn = Turn(book.codes, book.step, learns=True, moves=True, valid_N=valid_N)
+    book.finish(turn, x_ND, nothing_KD, nothing_KD[:, 0], book.skipped.new_zeros(()))
