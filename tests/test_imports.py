@@ -61,6 +61,12 @@ def test_imports_point_down(path):
         assert ROOMS.index(room) > here, f"{room_of(path)} imports {room}, which is above it"
 
 
+def test_no_two_modules_have_one_name():
+    """But for kernels, which are named as their operation."""
+    names = [path.stem for path in FILES if path.stem != "__init__" and path.parent != PACKAGE / "ops" / "triton"]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_core_imports_with_torch_numpy_and_safetensors_alone():
     """In a fresh process in which everything else that topovq depends on cannot be imported."""
     blocked = ["huggingface_hub", "PIL", "tyro", "rich", "matplotlib", "sklearn", "skimage", "pyarrow", "scipy"]

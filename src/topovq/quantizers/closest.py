@@ -12,7 +12,7 @@ from topovq.quantizers.results import Quantized
 from topovq.quantizers.rotation import rotate_to
 
 if TYPE_CHECKING:
-    from topovq.quantizers.base import Quantizer
+    from topovq.quantizers.layer import Quantizer
 
 
 def closest(vq: Quantizer, x: Tensor, mask: Tensor | None, lens: Tensor | None, k: int) -> Quantized:

@@ -14,9 +14,9 @@ from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended
 from topovq.ops.quantize import Choice
 from topovq.ops.search import check_metric, check_precision
 from topovq.quantizers.arguments import ADVICE, refuse_arguments
-from topovq.quantizers.base import Quantizer
 from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.quantizers.extras import Extras
+from topovq.quantizers.layer import Quantizer
 from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
 from topovq.storage import HubModule
 

@@ -21,7 +21,7 @@ from topovq.tokenizer.models import Tokenizer, can_be_graphed
 from topovq.tokenizer.training.feed import Feed
 
 WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
-PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/base.py)
+PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/model.py)
 
 
 def make_optimizer(

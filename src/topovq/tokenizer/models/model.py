@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from topovq.storage import HubModule, write_atomic
 from topovq.tokenizer.models.blocks import halvings
-from topovq.tokenizer.models.quantizer import as_meant, build_quantizer, spelled_out
+from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
 
 Tokens = Tensor | tuple[Tensor, ...]
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
