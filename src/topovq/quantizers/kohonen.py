@@ -16,14 +16,14 @@ from topovq.ops.search import check_metric, check_precision
 from topovq.quantizers.arguments import ADVICE, refuse_arguments
 from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.quantizers.extras import Extras
-from topovq.quantizers.layer import Quantizer
+from topovq.quantizers.layer import Layer
 from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
 from topovq.storage import HubModule
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
 
 
-class KohonenVQ(Quantizer, HubModule):
+class KohonenVQ(Layer, HubModule):
     """`quantized, indices, loss = KohonenVQ(dim, codebook_size)(x)`.
 
     The map

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topovq.codebook import Turn
+from topovq.codebook import Codebook, Turn
 from topovq.ops.direct import in_backward
 from topovq.quantizers.arguments import FORWARD_ADVICE, RESIDUAL_ADVICE, refuse_arguments
 from topovq.quantizers.beam import beam_search
@@ -18,9 +18,9 @@ from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
 from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
 from topovq.quantizers.layout import Layout
+from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.results import Quantized
 from topovq.quantizers.soft import SoftKohonenVQ
-from topovq.quantizers.stack import Stack
 from topovq.storage import HubModule
 
 QUANTIZERS: dict[str, type[KohonenVQ]] = {"kohonen": KohonenVQ, "gradient": GradientVQ, "soft": SoftKohonenVQ}
@@ -28,7 +28,7 @@ DIVEQ = {"ema_update": False, "learnable_codebook": True, "route_gradients_to_in
 DIVEQ_VARIANCE = 5e-3
 
 
-class ResidualVQ(Layout, Stack, HubModule):
+class ResidualVQ(Layout, Quantizer, HubModule):
     """`quantized, indices, losses = ResidualVQ(dim, codebook_size, num_quantizers=4)(x)`.
 
     indices get one more axis, last: one token per quantizer, -1 where it was dropped; losses is [quantizers].
@@ -129,7 +129,7 @@ class ResidualVQ(Layout, Stack, HubModule):
         rand_quantize_dropout_fixed_seed: int | None = None,
         dropped_after: Tensor | None = None,
         **unsupported: Any,
-    ) -> Any:
+    ) -> Quantized | tuple[Tensor, Tensor, Tensor, Tensor]:
         """Quantize x, as KohonenVQ.forward does, to a Quantized.
 
         return_all_codes  the codes of each quantizer, fourth, as get_codes_from_indices gives them
@@ -141,7 +141,7 @@ class ResidualVQ(Layout, Stack, HubModule):
         mask = self._checked_mask(mask, lens, z)
         z = z if mask is None else torch.where(mask[..., None], z, 0)
         z = self.project_in(z)
-        started = self._have_started()
+        started = self.has_started()
         last = dropped_after
         if self.dropout is not None and self.training and last is None and started:
             last = self.dropout.draw(z.device, rand_quantize_dropout_fixed_seed)
@@ -241,6 +241,22 @@ class ResidualVQ(Layout, Stack, HubModule):
     @property
     def quantizers(self) -> list[KohonenVQ]:
         return [layer for layer in self.layers if isinstance(layer, KohonenVQ)]
+
+    @property
+    def maps(self) -> list[Codebook]:
+        return [vq.codebook_of(0) for vq in self.quantizers]
+
+    def has_started(self) -> bool:
+        """Whether no codebook is still to take its start from the data."""
+        books = self.books()
+        for book in books:
+            book.settle()
+        return all(book.is_initialized for book in books)
+
+    @property
+    def skipped(self) -> Tensor:
+        """As in every quantizer; a vector is counted where it came in, by the first of the row."""
+        return self.maps[0].skipped
 
     @property
     def num_quantizers(self) -> int:

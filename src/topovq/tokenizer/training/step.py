@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,8 +138,7 @@ class TrainStep:
 
     def read(self) -> Reading:
         """Start copying this interval's figures to the host and begin a new interval."""
-        quantizers = cast(Iterable[Any], self.model.quantizers)
-        figures = [torch.cat([q.read_health(), q.skipped.float().view(1)]) for q in quantizers]
+        figures = [torch.cat([q.read_health(), q.skipped.float().view(1)]) for q in self.model.quantizers]
         reading = Reading(torch.cat([self.sums_3, *figures]))
         self.sums_3.zero_()
         return reading
