@@ -33,7 +33,8 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
         group = dist.group.WORLD
         assert group is not None
-        return collectives.all_reduce(tensor, "sum", group)
+        summed: Tensor = collectives.all_reduce(tensor, "sum", group)
+        return summed
     tensor = tensor.contiguous()
     dist.all_reduce(tensor)
     return tensor

@@ -121,7 +121,8 @@ def as_health(values: Sequence[float]) -> Health:
 
 def quantization_error(x_ND: Tensor, codes_KD: Tensor) -> Tensor:
     """Mean Euclidean distance of a vector to its closest code."""
-    return torch.linalg.vector_norm(x_ND - codes_KD[nearest(x_ND, codes_KD)], dim=1).mean()
+    apart_N: Tensor = torch.linalg.vector_norm(x_ND - codes_KD[nearest(x_ND, codes_KD)], dim=1)
+    return apart_N.mean()
 
 
 def topographic_error(x_ND: Tensor, codes_KD: Tensor, grid: Grid) -> Tensor:
@@ -130,7 +131,7 @@ def topographic_error(x_ND: Tensor, codes_KD: Tensor, grid: Grid) -> Tensor:
         raise ValueError(f"{len(codes_KD)} codes have no second closest one: expected at least 2")
     center_D = center_of(codes_KD)  # cdist works with squares: their rounding grows with the distance from the origin
     apart = []
-    for x in x_ND.split(max(1, BLOCK // len(codes_KD))):
+    for x in torch.split(x_ND, max(1, BLOCK // len(codes_KD))):
         distances = torch.cdist(x - center_D, codes_KD - center_D)
         first, second = distances.topk(2, largest=False).indices.unbind(1)
         apart.append(not_neighbors(first, second, grid))

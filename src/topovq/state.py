@@ -145,7 +145,8 @@ class CodebookState(nn.Module):
             return tensor.to(moved.device) if lower else moved
 
         self.settle()
-        return super()._apply(keep_precision, recurse)
+        super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]  # of torch
+        return self
 
     # Saving and loading
 

@@ -166,7 +166,7 @@ class HubModule:
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **upload))
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Self:
         """The module of a folder, or of a repository on the Hub, in eval mode.
 
         `arguments` replace those of its config.json. map_location and strict are for the weights; revision, cache_dir,
@@ -191,7 +191,7 @@ class HubModule:
     @classmethod
     def _from_pretrained(
         cls, *, model_id: str, map_location: str = "cpu", strict: bool = True, **arguments: Any
-    ) -> HubModule:
+    ) -> Self:
         weights = _find(model_id, WEIGHTS, _hub_options(arguments))
         model = cls(**arguments)
         assert isinstance(model, nn.Module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class GradientVQ(KohonenVQ):
         self.neighbor_reduction = neighbor_reduction
 
     @classmethod
-    def _from_pretrained(cls, **arguments: Any) -> Any:
+    def _from_pretrained(cls, **arguments: Any) -> Self:
         return super()._from_pretrained(**{**REDUCTION_BEFORE, **arguments})
 
     def _codebook_loss(

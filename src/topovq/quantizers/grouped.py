@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,13 @@ class GroupedResidualVQ(Quantizer, HubModule):
     """
 
     def __init__(
-        self, dim: int, codebook_size: Any, num_quantizers: int | None = None, *, groups: int = 1, **options: Any
+        self,
+        dim: int,
+        codebook_size: int | Sequence[int],
+        num_quantizers: int | None = None,
+        *,
+        groups: int = 1,
+        **options: Any,
     ) -> None:
         super().__init__()
         if not isinstance(groups, int) or groups < 1 or dim % groups:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -170,7 +170,7 @@ class KohonenVQ(Layer, HubModule):
     pulls_neighbors = False  # whether the loss that moves codes which are parameters has a term for the neighborhood
 
     @classmethod
-    def _from_pretrained(cls, **arguments: Any) -> Any:
+    def _from_pretrained(cls, **arguments: Any) -> Self:
         return super()._from_pretrained(**(arguments if cls.pulls_neighbors else drop_ignored(arguments)))
 
     def _codebook_loss(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +112,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
                 pass  # makes the buffer that every forward will need, so that no address changes later
 
     @classmethod
-    def _from_pretrained(cls, **arguments: Any) -> Any:
+    def _from_pretrained(cls, **arguments: Any) -> Self:
         before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
         return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
 

@@ -70,7 +70,7 @@ class SoftKohonenVQ(KohonenVQ):
             scale = 1 / (self.temperature(turn.step) * self.codebook_dim)
             index_N = book.search(x_ND, turn.codes_KD)
             x_safe = torch.where(valid_N[:, None], x_ND.to(book.codes.dtype), 0)
-            q_ND, sums_KD, counts_K = _Mixture.apply(
+            q_ND, sums_KD, counts_K = _Mixture.apply(  # type: ignore[no-untyped-call]  # of torch
                 x_safe, _snapshot(turn.codes_KD), _snapshot(scale).to(x_safe.dtype), valid_N
             )
             error = mean_square(x_safe, q_ND.detach(), valid_N)

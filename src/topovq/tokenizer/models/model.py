@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import safetensors.torch
 import torch
@@ -184,7 +184,7 @@ class Tokenizer(nn.Module, HubModule):
             write_atomic(save_directory / name, data)
 
     @classmethod
-    def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Any:
+    def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Self:
         if "quantizer" in kwargs:
             kwargs["quantizer_options"] = as_meant(kwargs["quantizer"], kwargs.get("quantizer_options") or {})
         return super()._from_pretrained(strict=strict, **kwargs)
