@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test wheel clean
+.PHONY: demo test docs wheel clean
 
 demo: .venv/.ready-run
 	$(BIN)/python -m topovq demo
@@ -12,6 +12,10 @@ test: .venv/.ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+docs: .venv/.ready-docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build
+	@echo "The pages: docs/_build/index.html"
 
 wheel: .venv/.ready-test
 	rm -rf dist
@@ -28,5 +32,9 @@ wheel: .venv/.ready-test
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
+.venv/.ready-docs: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[som,train,view,docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist runs docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

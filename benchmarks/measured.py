@@ -1,9 +1,8 @@
-"""What was measured: the CSV files of benchmarks/results, the shapes that are in them, and what was to be reached."""
+"""What was measured: the CSV files of benchmarks/results that are drawn, and the shapes that are in them."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,32 +22,11 @@ SHAPES: list[Shape] = [
     SMALL,
 ]
 STEP = "fwd+bwd+update"
-KINDS = ("none", "hard", "gaussian", "exponential")
-OURS = [*((kind, "exact") for kind in KINDS), ("hard", "fast")]
 PEERS = {
     "plain-torch": "plain torch EMA-VQ",
     "authors-formulation": "the paper's equations as written",
     "vector-quantize-pytorch": "vector-quantize-pytorch",
 }
-# (shape, precision, neighborhoods, ms, MiB)
-TARGETS: list[tuple[Shape, str, Sequence[str], float, float]] = [
-    (SHAPES[0], "exact", KINDS, 0.60, 64),
-    (SHAPES[0], "fast", ("hard",), 0.45, 64),
-    (SHAPES[1], "exact", KINDS, 6, 64),
-    (SHAPES[1], "fast", ("hard",), 3, 64),
-    (SHAPES[2], "exact", KINDS, 6, 128),
-    (SHAPES[3], "exact", ("hard", "gaussian"), 25, 512),
-]
-STEP_TARGETS = {"vqvae 32x32, batch 256": 0.8, "vqvae2 256x256, batch 128": 12.0}
-# The shape of the layer in each model: tokens of a batch, codes, dimensions
-LAYER_IN = {
-    "vqvae 32x32, batch 256": (SMALL, "on the step's 256 x 8 x 8 tokens"),
-    "vqvae2 256x256, batch 128": (FIRST, "on the 128 x 64 x 64 tokens of the lower of its two levels"),
-}
-SLOWER = 0.05  # how much slower than EMA-VQ a step of KSOM may be
-CONTENTION = 3.0  # how much slower one popular code may be than codes chosen alike
-MEMORY_GIB = 140  # of an H200
-GRAPHED = "compiled bf16, graph"
 
 
 @dataclass
@@ -56,11 +34,7 @@ class Results:
     """The rows of each CSV file."""
 
     layers: list[Row]
-    training: list[Row]
-    kernels: list[Row]
     scale: list[Row]
-    at_once: list[Row]
-    layers_cpu: list[Row]
 
     @classmethod
     def read(cls, folder: Path = RESULTS) -> Results:
@@ -95,9 +69,3 @@ class Results:
     def peer(self, library: str, shape: Shape, column: str = "median_ms") -> float | None:
         mode = "defaults" if library == "vector-quantize-pytorch" else "eager"
         return self.layer(library, mode, "hard" if library == "authors-formulation" else "none", shape, STEP, column)
-
-
-def need(figure: float | None) -> float:
-    if figure is None:
-        raise ValueError("layers.csv has no row of the search alone")
-    return figure

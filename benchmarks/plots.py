@@ -1,8 +1,6 @@
-"""The speed page from the measurements: draws docs/speed_*.png and rewrites the tables of docs/speed.md.
+"""The pictures of the page on speed, docs/speed_*.png, from the CSV files in benchmarks/results.
 
-    python -m benchmarks.plots
-
-Nothing is measured here: all figures come from the CSV files in benchmarks/results.
+python -m benchmarks.plots
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.measured import FIRST, PEERS, ROOT, SHAPES, SMALL, Results
-from benchmarks.tables import BLOCKS, filled
-from topovq.storage import atomic_file, write_atomic
+from topovq.storage import atomic_file
 
-PAGE = ROOT / "docs" / "speed.md"
+DOCS = ROOT / "docs"
 BLUE, SKY, ORANGE, GREEN, RED, GRAY = "#0b5cad", "#56b4e9", "#e69f00", "#009e73", "#c1272d", "#8a8a8a"
 COLORS = {"plain-torch": ORANGE, "authors-formulation": GREEN, "vector-quantize-pytorch": RED}
 LEAST_MIB = 0.05  # what the files write as 0.0
@@ -121,13 +118,12 @@ PICTURES: dict[str, Callable[[Results], Figure]] = {"speed_layers.png": draw_lay
 
 def main() -> None:
     results = Results.read()
-    write_atomic(PAGE, filled(PAGE.read_text(), results).encode())
     for name, draw in PICTURES.items():
         figure = draw(results)
-        with atomic_file(PAGE.parent / name) as path:
+        with atomic_file(DOCS / name) as path:
             figure.savefig(path, format="png", dpi=100, metadata={"Software": None})
         plt.close(figure)
-    print(f"{PAGE.relative_to(ROOT)}: {len(BLOCKS)} blocks, {len(PICTURES)} pictures")
+        print(f"docs/{name}")
 
 
 if __name__ == "__main__":

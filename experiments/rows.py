@@ -127,6 +127,15 @@ def rows_of(
     return rows, [*(f"PARTIAL: {problem}." for problem in problems), *notes]
 
 
+FACTS = ("hardware", "commit")  # the last columns of a CSV
+
+
+def told(runs: Sequence[Found]) -> list[str]:
+    """What the runs were trained on, and with which commits."""
+    return [" ".join(dict.fromkeys(str(run.config.get(name) or "")[:most] for run in runs))
+            for name, most in zip(FACTS, (None, 7))]  # fmt: skip
+
+
 def mixtures(runs: Iterable[Found]) -> list[str]:
     """What the runs' data sets, which no id speaks of, have different values of: images, normalization, size."""
     values: dict[str, dict[str, list[str]]] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.library import Found, Library
-from experiments.rows import IncompleteTable, Spread, mixtures, some
+from experiments.rows import FACTS, IncompleteTable, Spread, mixtures, some, told
 from experiments.sheet import Sheet
 from experiments.specs import QUICK, SCALE, Cell, cells, default_seeds
 
@@ -29,12 +29,12 @@ class Line:
     step: int
     length: int
     validations: list[dict[str, Any]]
-    ends: list[dict[str, Any]]
-    """The last lines of their records."""
+    runs: list[Found]
 
     def cost(self, name: str) -> float | None:
         """The mean over the runs that measured it."""
-        found = [float(end[name]) for end in self.ends if end.get(name) is not None]
+        ends = [run.lines[-1] for run in self.runs]
+        found = [float(end[name]) for end in ends if end.get(name) is not None]
         return sum(found) / len(found) if found else None
 
     def spreads(self) -> list[Spread | None]:
@@ -126,7 +126,7 @@ def _lines(group: dict[Cell, dict[int, list[Found]]]) -> list[Line]:
 def _at(cell: Cell, step: int, length: int, runs: list[Found]) -> Line:
     """The runs' validations at `step`; the last one before it where none was at it."""
     at = [[seen for seen in run.validations() if seen["step"] <= step][-1:] for run in runs]
-    return Line(cell, step, length, [seen for last in at for seen in last], [run.lines[-1] for run in runs])
+    return Line(cell, step, length, [seen for last in at for seen in last], runs)
 
 
 def _sheet(dataset: str, lines: list[Line], full: int, notes: list[str], runs: list[Found]) -> Sheet:
@@ -152,7 +152,7 @@ def _sheet(dataset: str, lines: list[Line], full: int, notes: list[str], runs: l
         ]
         numbers += ["" if cost is None else f"{cost:.6g}" for cost in costs.values()]
         key = [SCALE, dataset, str(size), line.cell.method]
-        values.append([*key, str(n), str(line.step), str(line.length), *numbers])
+        values.append([*key, str(n), str(line.step), str(line.length), *numbers, *told(line.runs)])
     notes = [*notes, *_notes(dataset, lines, full, runs)]
     if measured:
         notes.append("ms a step and peak memory are of each run alone on the device, over 50 of its first steps.")
@@ -161,7 +161,7 @@ def _sheet(dataset: str, lines: list[Line], full: int, notes: list[str], runs: l
         "tokens, and their perplexity at the last step; mean ± standard deviation over n seeds."
     )
     columns = [*KEYS, "n", "steps", "run_steps", *(f"{name}_{what}" for name in COLUMNS for what in ("mean", "std"))]
-    columns += COSTS
+    columns += [*COSTS, *FACTS]
     return Sheet(f"{SCALE}-{dataset}", title, notes, header, rows, columns, values)
 
 

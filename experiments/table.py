@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.library import Library
-from experiments.rows import Row, Spread, rows_of
+from experiments.rows import FACTS, Row, Spread, rows_of, told
 from experiments.sheet import Sheet
 from experiments.specs import PAPER_STEPS, QUICK, cells, default_seeds
 from experiments.targets import COLUMNS, IMAGES, KEYS, MEASURES, other_data
@@ -36,7 +36,7 @@ def make_table(
         title=_title(table, dataset, shown),
         notes=[*notes, *_notes(shown)],
         **_for_people(shown),
-        columns=[*KEYS, "n", "steps", *(f"{whose}_{name}" for whose in ("ours", "paper") for name in COLUMNS)],
+        columns=[*KEYS, "n", "steps", *(f"{whose}_{name}" for whose in ("ours", "paper") for name in COLUMNS), *FACTS],
         values=[_values(row) for row in rows],
     )
 
@@ -45,7 +45,7 @@ def _values(row: Row) -> list[str]:
     """The row of the CSV; the paper's numbers as it prints them."""
     ours = [number for spread in row.ours().values() for number in _mean_and_std(spread)]
     paper = [(row.cell.paper or {}).get(name, "") for name in COLUMNS]
-    return [*row.cell.key, str(row.n), str(row.steps), *ours, *paper]
+    return [*row.cell.key, str(row.n), str(row.steps), *ours, *paper, *told(row.runs)]
 
 
 def _mean_and_std(spread: Spread | None) -> list[str]:

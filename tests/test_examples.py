@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -60,6 +63,15 @@ def test_paper_table(tmp_path):
     assert re.search(r"^\| ksom \| hard \| \d+ \| \d+\.\d+ ± ", output, re.MULTILINE)
 
 
+def page_at(address: str) -> bytes:
+    """What the server answers; its address is printed a moment before it listens."""
+    for _ in range(200):
+        with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(address) as page:
+            return page.read()
+        time.sleep(0.1)
+    raise AssertionError(f"nothing answers at {address}")
+
+
 def test_explore_a_run(tmp_path):
     command = [sys.executable, EXAMPLES / "explore_a_run.py"]
     environment = ENVIRONMENT | {"TMPDIR": str(tmp_path)}
@@ -67,8 +79,7 @@ def test_explore_a_run(tmp_path):
     assert process.stdout is not None
     try:
         address = next(found[0] for line in process.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
-        with urllib.request.urlopen(address) as page:
-            assert b"<title>" in page.read()
+        assert b"<title>" in page_at(address)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     finally:

@@ -1,6 +1,7 @@
 """The house: imports point one way, and the core needs little."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ import topovq
 
 PACKAGE = Path(topovq.__file__).parent
 
-# From the door to the cellar: a room may import those below it, never those above (docs/design.md says why).
+# From the door to the cellar: a room may import those below it, never those above (docs/explanation/house.md says why).
 FLOORS = {
     5: ["__main__", "cli", "demo"],
     4: ["view"],
@@ -72,6 +73,14 @@ def test_no_two_modules_have_one_name():
     """But for kernels, which are named as their operation."""
     names = [path.stem for path in FILES if path.stem != "__init__" and path.parent != PACKAGE / "ops" / "triton"]
     assert sorted(names) == sorted(set(names))
+
+
+def test_the_page_on_the_house_says_the_same():
+    page = (PACKAGE.parents[1] / "docs" / "explanation" / "house.md").read_text()
+    told: dict[int, set[str]] = {}
+    for floor, rooms in re.findall(r"^\| (\d) \| ([^|]*) \|", page, re.MULTILINE):
+        told.setdefault(int(floor), set()).update(re.findall(r"`(\w+)/?`", rooms))
+    assert told == {floor: set(rooms) - {"__main__"} for floor, rooms in FLOORS.items()}
 
 
 def test_the_core_imports_with_torch_numpy_and_safetensors_alone():

@@ -5,7 +5,7 @@ A the neighborhood matrix at step t; beta = 1 - decay.
 
     m <- decay * m + beta * A^T S        N <- decay * N + beta * A^T c        w = m / N
 
-With A = I this is EMA-VQ. Two details decide how it behaves (see docs/learning-rules.md):
+With A = I this is EMA-VQ. Two details decide how it behaves (see docs/explanation/rule.md):
     update_empty     True: every m and N decays at every step, and N is smoothed additively:
                      N~ = (N + eps) / (sum N + K eps) * sum N.
                      False: a code that receives no weight in this batch keeps m, N and w, and nothing is smoothed.

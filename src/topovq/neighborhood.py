@@ -32,7 +32,7 @@ from topovq.ops.smooth import smooth
 NEIGHBORHOODS = ("none", "hard", "gaussian", "exponential")
 SCHEDULES = ("harmonic", "linear", "exponential")
 
-# The recommended setting (docs/learning-rules.md says what it rests on).
+# The recommended setting (docs/explanation/default.md says what it rests on).
 START_SHARE = 1 / 16  # first width, as a share of the map's side
 LEAST_START = 1.0  # ... but never below this many cells
 END_WIDTH = 0.3  # last width: a neighbor's weight is 1.5e-5

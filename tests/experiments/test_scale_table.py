@@ -10,6 +10,7 @@ import pytest
 from made_records import lines_of, write_record
 
 from experiments import specs
+from experiments.figure_scale import LOOKS, draw_scale
 from experiments.library import Library
 from experiments.rows import IncompleteTable
 from experiments.scale import make_scale
@@ -135,3 +136,34 @@ def test_the_cost_of_a_step_is_the_mean_of_the_runs_that_measured_it(tmp_path: P
 
 def test_without_a_measured_cost_there_are_no_columns_for_it(tmp_path: Path) -> None:
     assert "ms a step" not in markdown(make(write_study(tmp_path)))
+
+
+def test_the_picture_compares_methods_at_the_same_step() -> None:
+    columns = ["codebook_size", "method", "n", "steps", "loss_mean", "loss_std"]
+    columns += ["codes_used_percent_mean", "codes_used_percent_std"]
+    values = [
+        ["512", "ema", "3", "100", "60", "1", "90", "2"],
+        ["1024", "ema", "3", "100", "50", "1", "40", "2"],
+        ["1024", "ksom", "1", "100", "30", "", "99", ""],
+        ["1024", "simvq", "1", "50", "45", "", "98", ""],
+        ["1024", "ema", "3", "50", "70", "1", "80", "2"],
+        ["1024", "ksom", "1", "50", "40", "", "97", ""],
+    ]
+    figure = draw_scale(Sheet("scale", "", [], [], [], columns, values))
+    losses, uses = figure.axes
+    drawn = {
+        (line[0].get_color(), line[0].get_markerfacecolor() == "white"): line[0].get_xydata().tolist()
+        for line in losses.containers
+    }
+    ema, ksom, simvq = (LOOKS[name][1] for name in ("ema", "ksom", "simvq"))
+    assert drawn == {
+        (ema, False): [[512, 60], [1024, 50]],
+        (ema, True): [[1024, 70]],
+        (ksom, False): [[1024, 30]],
+        (ksom, True): [[1024, 40]],
+        (simvq, True): [[1024, 45]],
+    }
+    assert len(uses.containers) == 5
+    said = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert said == ["EMA-VQ", "KSOM, recommended schedule", "SimVQ"]
+    assert "hollow: after 50 steps, every method with as many" in " ".join(t.get_text() for t in figure.texts)

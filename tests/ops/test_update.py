@@ -55,3 +55,19 @@ def test_the_weights_are_those_of_the_step():
     torch.testing.assert_close(codes, expected)
     assert step.item() == 6
     assert idle.tolist() == [k + 1 if k % 3 == 0 else 0 for k in range(12)]  # every third code was not chosen
+
+
+def test_rarely_chosen_codes_are_pulled_to_the_origin() -> None:
+    """To c / (c + 0.001) of their mean, where the other codes make up nearly all of the counts."""
+    c, size = 0.001, 64
+    batch_counts = torch.full((size,), 100.0, dtype=torch.float64)
+    batch_counts[0] = c
+    codes = torch.ones(size, 1, dtype=torch.float64)
+    book = [codes, codes.clone(), torch.ones(size, dtype=torch.float64), torch.zeros(size)]
+    book += [torch.zeros(size, dtype=torch.int32), torch.tensor(0)]
+    book += [torch.zeros(size, dtype=torch.bool), batch_counts[:, None] * 1.0, batch_counts]
+    course = Neighborhood("none", Grid(size)).course
+    for _ in range(3000):
+        update(*book, Grid(size), course, decay=0.99, eps=1e-5, update_empty=True, carried=True, cosine=False)
+    assert codes[0].item() == pytest.approx(c / (c + 0.001), rel=1e-3)
+    assert codes[1].item() == pytest.approx(1, rel=1e-3)

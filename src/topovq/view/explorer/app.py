@@ -1,4 +1,4 @@
-"""The application: typed JSON in and out (docs/explorer.md), and the page's files.
+"""The application: typed JSON in and out (docs/reference/view.md), and the page's files.
 
 The models run in a pool of a few threads with a first-come first-served queue, so no client starves; what is kept is
 bounded: the views of `KEPT_VIEWS` maps, and `MOST_WAITING` requests.
