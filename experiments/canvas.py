@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 
 DPI = 150
 TEXT = 9.0  # points

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.canvas import INK, PALE, TEXT, canvas, style
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 from topovq.view.pictures import COLORS
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from experiments.figure_parts import Part
 from experiments.library import Found, Library
 from experiments.rows import mixtures, some
+from topovq.distributed import pick_device
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training import load_run, open_data
-from topovq.tokenizer.training.distributed import pick_device
 from topovq.view.report import with_channels
 
 MOST_SEEDS = 32  # looked for where no number is asked for

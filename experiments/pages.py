@@ -28,7 +28,7 @@ from experiments.schedules import RECORDS, Line
 from experiments.sheet import Sheet, as_csv
 from experiments.specs import cells
 from experiments.table import make_table
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 from topovq.tokenizer.training import TrainConfig
 
 DOCS = Path(__file__).parents[1] / "docs"

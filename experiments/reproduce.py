@@ -19,7 +19,7 @@ from experiments.specs import QUICK, SCALE, SETTINGS, TABLES, configs
 from experiments.sweep import missing, run_all
 from experiments.table import make_table
 from experiments.targets import targets
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training import TrainConfig
 

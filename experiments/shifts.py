@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from topovq.metrics import to_psnr
 from topovq.tokenizer.atlas import LEVEL_NAMES
 from topovq.tokenizer.models import Tokenizer
 from topovq.view.pictures import moved
@@ -72,8 +72,3 @@ def shift_scores(
 def batches(images_BCHW: Tensor) -> Sequence[Tensor]:
     """The images in as many parts as `shift_scores` takes them in."""
     return images_BCHW.split(max(1, PIXELS // images_BCHW[0, 0].numel()))
-
-
-def to_psnr(squared_error: float) -> float:
-    """Mean squared error of pixels (0 to 255) -> dB; infinity where there is none."""
-    return 10 * math.log10(255**2 / squared_error) if squared_error else math.inf
