@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from topovq.metrics import perplexity, usage
-from topovq.tokenizer.models import Tokenizer, as_levels, can_be_graphed, codes_of
+from topovq.tokenizer.data import Source
+from topovq.tokenizer.models import Tokenizer, Tokens, as_levels, can_be_graphed, codes_of
 from topovq.tokenizer.training.distributed import World, side_stream
 
 
 def validate(
-    model: Tokenizer, source: Any, batch_size: int, world: World, *, bf16: bool = False, part: str | None = None
+    model: Tokenizer, source: Source, batch_size: int, world: World, *, bf16: bool = False, part: str | None = None
 ) -> dict[str, float]:
     """Figures over the whole validation set (or one `part` of it), the same in every process.
 
@@ -38,7 +38,7 @@ class Validation:
     one CUDA graph.
     """
 
-    def __init__(self, model: Tokenizer, source: Any, batch_size: int, world: World, bf16: bool) -> None:
+    def __init__(self, model: Tokenizer, source: Source, batch_size: int, world: World, bf16: bool) -> None:
         self.model, self.source, self.batch_size, self.world, self.bf16 = model, source, batch_size, world, bf16
         alone = world.device.type == "cuda" and world.size == 1 and source.resident() is not None
         self.stays = alone and can_be_graphed(model)
@@ -88,7 +88,7 @@ def _over(model: Tokenizer, batches: Iterable[Tensor], world: World, bf16: bool)
     return totals_4, counts_LK
 
 
-def _summary(totals_4: Tensor, counts_LK: Tensor, source: Any, world: World) -> dict[str, float]:
+def _summary(totals_4: Tensor, counts_LK: Tensor, source: Source, world: World) -> dict[str, float]:
     world.sum(totals_4)
     world.sum(counts_LK)
     loss, quantizer_loss, pixel_error, images = totals_4.tolist()
@@ -120,7 +120,7 @@ def _figures(model: Tokenizer, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     return totals, count_tokens(output.tokens, codes_of(model.quantizers))
 
 
-def count_tokens(tokens: Any, codebook_size: int) -> Tensor:
+def count_tokens(tokens: Tokens, codebook_size: int) -> Tensor:
     """How often each code occurs: int64 [L, K], one row per level and, for a residual quantizer, per stage."""
     rows = []
     for level in as_levels(tokens):
