@@ -1,4 +1,7 @@
-"""`write_report`: runs on one HTML page that needs nothing but itself: no script, no network."""
+"""`write_report`: runs on one HTML page that needs nothing but itself: no script, no network.
+
+The HTML is written by hand: one page is no reason for a template language.
+"""
 
 from __future__ import annotations
 
