@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.tokenizer.data.base import Batches, Source
+from topovq.tokenizer.data import Source
 from topovq.tokenizer.training import Interrupted, TrainConfig, train
 
 
@@ -29,11 +30,11 @@ class TinySource(Source):
     def resident(self) -> Tensor | None:
         return self.images
 
-    def _train(self, batch_size: int, rows: range, seed: int, start: int) -> Batches:
+    def _train(self, batch_size: int, rows: range, seed: int, start: int) -> Generator[Tensor, None, None]:
         for i in itertools.count(start):
             yield self.images[self.indices(i, batch_size, seed)[rows.start : rows.stop]]
 
-    def _validation(self, indices: np.ndarray, batch_size: int) -> Batches:
+    def _validation(self, indices: np.ndarray, batch_size: int) -> Generator[Tensor, None, None]:
         yield from self.held_out[indices].split(batch_size)
 
 
