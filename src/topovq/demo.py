@@ -78,8 +78,8 @@ def _shift_error(twin: Study) -> float:
 
 def _draw(twins: list[Study]) -> Figure:
     """Curves, codebook maps, and reconstructions with shifted tokens."""
-    figure = Figure(figsize=(15, 16), layout="constrained")
-    top, middle, bottom = figure.subfigures(3, 1, height_ratios=[1, 1.9, 2.6])
+    figure = Figure(figsize=(15, 14.2), layout="constrained")
+    top, middle, bottom = figure.subfigures(3, 1, squeeze=False, height_ratios=[1, 1.35, 2.6]).flat
     for axes, (label, key) in zip(top.subplots(1, 3), CURVES.items()):
         for twin in twins:
             steps = [line["step"] for line in twin.validations]

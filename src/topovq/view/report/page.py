@@ -9,7 +9,6 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -189,7 +188,7 @@ def _configuration(studies: Sequence[Study]) -> str:
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}: {_plain(v)}" for k, v in value.items()) or "none"
     if isinstance(value, list):
