@@ -21,7 +21,7 @@ from experiments.sheet import Sheet, as_csv, markdown
 from experiments.specs import cells
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood
-from topovq.ops.update import update
+from topovq.ops.update import Batch, Rule, State, update
 from topovq.tokenizer.models.peers import FSQ_LEVELS
 
 ROOT = Path(__file__).parents[2]
@@ -245,12 +245,12 @@ def test_rarely_chosen_codes_are_pulled_to_the_origin() -> None:
     batch_counts = torch.full((size,), 100.0, dtype=torch.float64)
     batch_counts[0] = c
     codes = torch.ones(size, 1, dtype=torch.float64)
-    state = [codes, codes.clone(), torch.ones(size, dtype=torch.float64), torch.zeros(size)]
-    state += [torch.zeros(size, dtype=torch.int32), torch.tensor(0)]
-    state += [torch.zeros(size, dtype=torch.bool), batch_counts[:, None] * 1.0, batch_counts]
-    course = Neighborhood("none", Grid(size)).course
+    counted = [torch.ones(size, dtype=torch.float64), torch.zeros(size), torch.zeros(size, dtype=torch.int32)]
+    state = State(codes, codes.clone(), *counted, torch.tensor(0), torch.zeros(size, dtype=torch.bool))
+    batch = Batch(batch_counts[:, None] * 1.0, batch_counts)
+    rule = Rule(decay=0.99, eps=1e-5, update_empty=True, carried=True, cosine=False)
     for _ in range(3000):
-        update(*state, Grid(size), course, decay=0.99, eps=1e-5, update_empty=True, carried=True, cosine=False)
+        update(state, batch, Neighborhood("none", Grid(size)), rule)
     assert codes[0].item() == pytest.approx(c / (c + 0.001), rel=1e-3)
     assert codes[1].item() == pytest.approx(1, rel=1e-3)
 
