@@ -97,9 +97,13 @@ def _(sums_KD: Tensor, counts_K: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     )
 
 
+def _by_kernels(sums_KD: Tensor) -> bool:
+    return sums_KD.is_cuda and sums_KD.dtype == torch.float32
+
+
 def _by_method(sums_KD: Tensor, counts_K: Tensor, neighborhood: Neighborhood, step: Tensor) -> tuple[Tensor, Tensor]:
     grid, chosen = neighborhood.grid, method(neighborhood)
-    if sums_KD.is_cuda and sums_KD.dtype == counts_K.dtype == torch.float32:
+    if _by_kernels(sums_KD):
         from topovq.ops.triton.smooth import dense_triton, gaussian_triton
 
         if chosen == "separable" and grid.topology == "rectangular":

@@ -103,9 +103,13 @@ def _(*_: object) -> None:
     return None
 
 
+def _by_kernels(codes_KD: Tensor) -> bool:
+    return codes_KD.is_cuda and codes_KD.dtype == torch.float32
+
+
 def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
-    if codes_KD.is_cuda and codes_KD.dtype == torch.float32 and neighborhood.grid.ndim <= 3:
+    if _by_kernels(codes_KD) and neighborhood.grid.ndim <= 3:
         from topovq.ops.triton.update import update_triton
 
         update_triton(state, Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous()), neighborhood, rule)
