@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from topovq.tokenizer.models.base import CONFIG_FILE, WEIGHTS_FILE, Output, Tokenizer, Tokens, as_levels, can_be_graphed
-from topovq.tokenizer.models.peers import MissingPackage
 from topovq.tokenizer.models.quantizer import (
     QUANTIZERS,
     as_meant,
@@ -28,7 +27,6 @@ __all__ = [
     "VQVAE",
     "VQVAE2",
     "WEIGHTS_FILE",
-    "MissingPackage",
     "Output",
     "Tokenizer",
     "Tokens",

@@ -13,9 +13,8 @@ from topovq.neighborhood import Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
 from topovq.quantizers.kohonen import drop_ignored
-from topovq.tokenizer.models.peers import Peer, PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
 
-# name -> (class, the options that make the name mean what it says)
+# name -> (class, the options that make the name mean what it says). Other modules may add quantizers when imported.
 COMMITMENT = {"commitment_weight": 0.25}
 QUANTIZERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "kohonen": (KohonenVQ, COMMITMENT),
@@ -24,13 +23,8 @@ QUANTIZERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "som-vae": (GradientVQ, COMMITMENT | {"neighborhood": "hard"}),
     "soft": (SoftKohonenVQ, COMMITMENT),
     "residual": (ResidualVQ, COMMITMENT | {"num_quantizers": 4}),
-    # Of another library, to compare with (peers.py).
-    "vqp": (PeerVQ, {"rotation_trick": False, "kmeans_init": True, "threshold_ema_dead_code": 2}),
-    "vqp-rotation": (PeerVQ, {"rotation_trick": True}),
-    "simvq": (PeerSimVQ, {}),
-    "fsq": (PeerFSQ, {}),
-    "lfq": (PeerLFQ, {}),
 }
+ADDED_BY = dict.fromkeys(("vqp", "vqp-rotation", "simvq", "fsq", "lfq"), "experiments.peers")  # beside the package
 FIXED = ("dim", "codebook_size", "accept_image_fmap", "accept_3d_fmap", "channel_last")  # what the model itself decides
 
 
@@ -73,6 +67,11 @@ def codes_of(quantizers: Any) -> int:
 
 def check_options(kind: str, options: dict[str, Any]) -> None:
     """Refuse an unknown quantizer or option with the names that exist."""
+    if kind in ADDED_BY and kind not in QUANTIZERS:
+        raise ValueError(
+            f"quantizer {kind!r} is of another library, and its adapter is not in the package: "
+            f"`import {ADDED_BY[kind]}` first, in a clone of the repository"
+        )
     check_name("quantizer", kind, QUANTIZERS)
     known = option_names(kind)
     for name in options:
@@ -82,11 +81,11 @@ def check_options(kind: str, options: dict[str, Any]) -> None:
 
 
 def option_names(kind: str) -> list[str]:
-    """The options that `kind` takes: its own and, if it is one of ours, those it hands on to KohonenVQ."""
-    cls = QUANTIZERS[kind][0]
-    classes = (cls,) if issubclass(cls, Peer) else (cls, KohonenVQ)
-    signatures = [inspect.signature(each.__init__).parameters for each in classes]
-    names = {name for parameters in signatures for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    """The options that `kind` takes: its own and, if it takes any others, those it hands on to KohonenVQ."""
+    own = inspect.signature(QUANTIZERS[kind][0].__init__).parameters
+    names = {name for name, parameter in own.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    if len(names) < len(own):
+        names |= set(inspect.signature(KohonenVQ.__init__).parameters)
     return sorted(names - {*FIXED, "self"})
 
 

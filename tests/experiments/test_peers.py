@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.peers import FSQ_LEVELS, MissingPackage, Peer, fsq_levels
 from topovq.cli import main
 from topovq.tokenizer.atlas import charts, map_picture
-from topovq.tokenizer.models import VQVAE, VQVAE2, MissingPackage, build_quantizer, check_options, load_pretrained
-from topovq.tokenizer.models.peers import FSQ_LEVELS, Peer, fsq_levels
+from topovq.tokenizer.models import VQVAE, VQVAE2, build_quantizer, check_options, load_pretrained
 from topovq.tokenizer.tokens import decode, encode
 from topovq.tokenizer.training import TrainConfig, info, read_record, train
 from topovq.tokenizer.training.evaluate import count_tokens
