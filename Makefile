@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs clean
+.PHONY: demo test docs wheel clean
 
 demo: .venv/.ready-run
 	$(BIN)/python -m topovq demo
@@ -17,11 +17,15 @@ docs: .venv/.ready-docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build
 	@echo "The pages: docs/_build/index.html"
 
+wheel: .venv/.ready-test
+	rm -rf dist
+	$(BIN)/python -m build
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
 .venv/.ready-run: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tokens,explore]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[view]'
 	touch $@
 
 .venv/.ready-test: .venv/bin/python pyproject.toml constraints.txt
@@ -29,8 +33,8 @@ docs: .venv/.ready-docs
 	touch $@
 
 .venv/.ready-docs: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tokens,explore,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[som,train,view,docs]'
 	touch $@
 
 clean:
-	rm -rf .venv runs docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist runs docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

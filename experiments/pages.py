@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -45,6 +46,13 @@ BLOCKS: dict[str, Callable[[TrainConfig], TrainConfig]] = {  # what the authors'
         config, model_options=config.model_options | {"residual": "activated"}
     ),
     "float32": lambda config: replace(config, precision="fp32"),
+}
+TOKENIZER = {  # of the methods of records/ride that anybody can use today
+    "vqp": "vector-quantize-pytorch, k-means start and expiry",
+    "peer": "vector-quantize-pytorch, k-means start and expiry",
+    "ksom": "recommended",
+    "ksom thr .1": "recommended, threshold_ema_dead_code=0.1",
+    "ema": "EMA-VQ",
 }
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly
@@ -99,10 +107,37 @@ def blocks(records: Records) -> list[Line]:
     return lines
 
 
+def tokenizer(records: Path) -> list[Line]:
+    """A modern tokenizer at the end of its training (records/ride), with what can be used today."""
+    told_of = json.loads((records / "ride" / "results.json").read_text())
+    said = {"n": told_of["seeds"], "hardware": "NVIDIA H200", "commit": told_of["commit"].split()[0]}
+    assert said["hardware"] in told_of["hardware"]
+    lines = []
+    for run in told_of["runs"]:
+        cell, last = run["cell"], run["rows"][-1]
+        method = TOKENIZER.get(run["name"], TOKENIZER.get(cell["method"]))
+        if method is None or run["plan"] == 2:  # a model in between
+            continue
+        place = {
+            "stride": 16 if run["plan"] == 1 else 8,
+            "codebook_size": cell.get("K", 16_384),
+            "dim": cell.get("d", 8),
+        }
+        percent = {"used_percent": round(100 * last["used"], 2)}
+        measured = {
+            "psnr": last["psnr"],
+            **percent,
+            "perplexity": last["perplexity"],
+            "topographic_error": last["topo"],
+        }
+        lines.append({**place, "steps": last["step"], "method": method, **measured, **said})
+    return sorted(lines, key=lambda line: [str(line[name]) for name in ("codebook_size", "dim", "stride", "steps")])
+
+
 def write_tables(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     every = Records([records])
     texts = {table.name: as_csv(table) for table in tables(every)}
-    texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every))}
+    texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every)), "tokenizer": _csv(tokenizer(records))}
     texts |= {"schedules": _csv(schedules.schedules(records)), "decay": _csv(schedules.decays(records))}
     texts |= {"smoothing": _csv(schedules.smoothing(records)), "update-empty": _csv(schedules.update_empty(records))}
     for name, text in texts.items():

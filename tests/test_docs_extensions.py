@@ -50,6 +50,11 @@ def test_rows_are_merged_across_a_column(rows):
     assert results.cell("{loss[ema]:.1f}", large, {}) == ""
 
 
+def test_numbers_are_keys_as_in_a_format_string(rows):
+    _, ksom = results.merged(rows, ["method"], ["K"])
+    assert results.cell("{loss[512]} {loss[1024]}", ksom, {}) == "1.5 4"
+
+
 def test_rows_that_agree_are_averaged(rows):
     (ksom,) = results.merged(rows[1:], ["method"], ["way"])
     assert ksom["loss"]["eager"] == 2.75

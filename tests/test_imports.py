@@ -1,6 +1,7 @@
 """The house: imports point one way, and the core needs little."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ FLOORS = {
         "ops",
         "grid",
         "distributed",
+        "missing",
     ],
 }
 ROOMS = [room for floor in FLOORS.values() for room in floor]
@@ -62,11 +64,20 @@ def test_imports_point_down(path):
         assert ROOMS.index(room) > here, f"{room_of(path)} imports {room}, which is above it"
 
 
+def test_the_page_on_the_house_says_the_same():
+    page = (PACKAGE.parents[1] / "docs" / "explanation" / "house.md").read_text()
+    told: dict[int, set[str]] = {}
+    for floor, rooms in re.findall(r"^\| (\d) \| ([^|]*) \|", page, re.MULTILINE):
+        told.setdefault(int(floor), set()).update(re.findall(r"`(\w+)/?`", rooms))
+    assert told == {floor: set(rooms) - {"__main__"} for floor, rooms in FLOORS.items()}
+
+
 def test_the_core_imports_with_torch_numpy_and_safetensors_alone():
     """In a fresh process in which everything else that topovq depends on cannot be imported."""
     blocked = ["huggingface_hub", "PIL", "tyro", "rich", "matplotlib", "sklearn", "skimage", "pyarrow", "scipy"]
     code = f"""
 import sys
+import tempfile
 for name in {blocked}:
     sys.modules[name] = None
 import torch
@@ -76,12 +87,15 @@ for name in {CORE}:
 assert "triton" not in sys.modules or torch.cuda.is_available(), "the kernels are for CUDA alone"
 vq = topovq.KohonenVQ(4, 16)
 vq(torch.randn(8, 4))
+with tempfile.TemporaryDirectory() as folder:
+    vq.save_pretrained(folder)
+    assert torch.equal(topovq.KohonenVQ.from_pretrained(folder).codebook, vq.codebook)
 try:
-    vq.save_pretrained("nowhere")
+    topovq.KohonenVQ.from_pretrained("somebody/something")
 except ImportError as error:
-    assert "pip install huggingface_hub" in str(error)
+    assert "pip install 'topovq[train]'" in str(error)
 else:
-    raise AssertionError("saving without huggingface_hub should say what to install")
+    raise AssertionError("a name on the Hub without huggingface_hub should say what to install")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -27,7 +27,7 @@ class Command(SphinxDirective):
         text = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
         if not text:
             raise self.error(f"topovq {self.arguments[0]} printed nothing")
-        return [nodes.literal_block(text, text, language="text")]
+        return [nodes.literal_block(text, text, language="text", classes=["command"])]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

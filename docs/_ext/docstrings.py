@@ -5,10 +5,12 @@ They are plain text, not reStructuredText, so that they read well in a terminal.
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
 
 COLUMNS = re.compile(r"^\s*[\w\"'`].*?\S {2,}\S", re.MULTILINE)  # a name, some spaces, what it is
 CODE = re.compile(r"(`+[^`\n]+`+)")
@@ -31,6 +33,17 @@ def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
     lines[:] = [*"\n\n".join(paragraphs("\n".join(lines))).splitlines(), ""]
 
 
+def signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, text: str | None, returns: str | None
+) -> Any:
+    """A class is called with the arguments of its __init__, also where a parent's __new__ takes any."""
+    if what != "class" or text != "(*args, **kwargs)":
+        return None
+    _, *others = inspect.signature(thing.__init__).parameters.values()
+    return stringify_signature(inspect.Signature(others), show_annotation=True, unqualified_typehints=True), returns
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", signature)
     return {"parallel_read_safe": True}

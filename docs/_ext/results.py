@@ -1,19 +1,14 @@
 """The directive `results`: a table of a page, drawn from its CSV file when the pages are built.
 
     ```{results} /results/main-cifar10.csv
-    :caption: Best validation loss in 1e-3.
     :where: method=ema,ksom; steps=30000
-    :names: ema=EMA-VQ; ksom=the map
-
-    method | {method}
-    loss   | {ours_loss_mean:.2f} ± {ours_loss_std:.2f}
+    :names: ema=EMA-VQ
+    loss | {ours_loss_mean:.2f} ± {ours_loss_std:.2f}
     ```
 
-A line of the body is a column: its heading and a format string over the CSV's columns. What stands after a ` ± ` is
-left out where a value is empty. `where` keeps rows by their values, and `names` says values in other words. With
-`across` the rows that agree in the columns `by` become one, whose values go by those of the columns `across`:
-`{ms[ema]:.2f}`. Rows that agree in both are averaged. The caption ends with n, hardware, torch and commit, where the
-file has them, and links to the file.
+A line is a column: its heading, and a format string over the CSV's columns, whose ` ± ` part is left out where a value
+is empty. With `across` the rows that agree in the columns `by` become one, whose values go by those of the columns
+`across`: `{ms[ema]:.2f}`; rows that agree in both are averaged. The caption ends with n, hardware, torch and commit.
 """
 
 from __future__ import annotations
@@ -50,17 +45,15 @@ def read(path: str) -> list[Row]:
 
 
 def _value(name: str, text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return text if name in ("commit", "run") else kind(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        return text if name in ("commit", "run") else int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
 
 
 def pairs(text: str) -> dict[str, str]:
     """`a=b; c=d` as a dict."""
-    found = dict(part.split("=", 1) for part in text.split(";") if part.strip())
+    found = dict(part.rsplit("=", 1) for part in text.split(";") if part.strip())
     return {name.strip(): value.strip() for name, value in found.items()}
 
 
@@ -76,23 +69,22 @@ def chosen(rows: list[Row], where: dict[str, str]) -> list[Row]:
 
 def merged(rows: list[Row], by: list[str], across: list[str]) -> list[Row]:
     """One row for all that agree in `by`; every other column is a dict by the value of `across`."""
-    groups: dict[tuple[Any, ...], dict[str, list[Row]]] = {}
+    groups: dict[tuple[Any, ...], dict[str | int, list[Row]]] = {}
     for row in rows:
         key, at = tuple(row.get(name) for name in by), " ".join(str(row[name]) for name in across)
-        groups.setdefault(key, {}).setdefault(at, []).append(row)
+        groups.setdefault(key, {}).setdefault(int(at) if at.isdigit() else at, []).append(row)  # as in a format string
     made = []
     for key, group in groups.items():
         new: Row = {name: value for name, value in zip(by, key) if value is not None}
         for name in {name for same in group.values() for row in same for name in row} - set(by):
-            new[name] = {at: _mean([row[name] for row in same if name in row]) for at, same in group.items()}
+            found = {at: [row[name] for row in same if name in row] for at, same in group.items()}
+            new[name] = {at: _mean(values) for at, values in found.items() if values}
         made.append(new)
     return made
 
 
 def _mean(values: list[Any]) -> Any:
-    if len(values) == 1 or any(isinstance(value, str) for value in values):
-        return values[0] if values else None
-    return fmean(values) if values else None
+    return values[0] if len(values) == 1 or isinstance(values[0], str) else fmean(values)
 
 
 def cell(form: str, row: Row, names: dict[str, str]) -> str:
@@ -102,7 +94,7 @@ def cell(form: str, row: Row, names: dict[str, str]) -> str:
             parts.append(part.format(**row))
         except (KeyError, TypeError):  # nothing was measured
             break
-    text = " ± ".join(parts)
+    text = re.sub(r"(?<=\d)\.(?!\d)", "", " ± ".join(parts))  # "378." of #.3g
     return names.get(text, text)
 
 
@@ -120,9 +112,7 @@ def facts(rows: list[Row]) -> str:
 class Results(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = {  # noqa: RUF012
-        name: directives.unchanged_required for name in ("caption", "where", "names", "by", "across")
-    }
+    option_spec = dict.fromkeys(("caption", "where", "names", "by", "across"), directives.unchanged_required)
 
     def run(self) -> list[nodes.Node]:
         _, path = self.env.relfn2path(self.arguments[0])
@@ -136,13 +126,15 @@ class Results(SphinxDirective):
                 raise ValueError(f"{len(shown)} rows are left; a table on a page has 1 to {MOST_ROWS}: change `where`")
             names = pairs(option("names", ""))
             body = [[cell(form, row, names) for _, form in columns] for row in shown]
+            if empty := [heading for (heading, _), texts in zip(columns, zip(*body)) if not any(texts)]:
+                raise ValueError(f"nothing is in the columns {', '.join(empty)}; there are {', '.join(rows[0])}")
         except (OSError, ValueError) as error:
             raise self.error(f"{self.arguments[0]}: {error}") from error
         sides = ["---" if any(text[:1].isalpha() for text in texts) else "--:" for texts in zip(*body)]
         link = os.path.relpath(path, Path(self.env.doc2path(self.env.docname)).parent)
-        caption = " ".join([option("caption", ""), f"({facts(rows)}; [CSV]({link}))".replace("(; ", "(")])
+        caption = f"{option('caption', '')} ({facts(rows)}; [CSV]({link}))".replace("(; ", "(")
         lines = [[heading for heading, _ in columns], sides, *body]
-        text = [*(f"| {' | '.join(line)} |" for line in lines), "", f"{caption.strip()}"]
+        text = [*(f"| {' | '.join(line)} |" for line in lines), "", caption.strip()]
         node = nodes.container(classes=["results"])
         self.state.nested_parse(StringList(text, self.env.docname), self.content_offset, node)
         return [node]

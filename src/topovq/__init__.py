@@ -8,7 +8,7 @@ from topovq import convert
 from topovq.grid import Grid
 from topovq.interop import export_quantizers, replace_quantizers
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.quantizers import GradientVQ, KohonenVQ, Quantized, ResidualVQ, SoftKohonenVQ
+from topovq.quantizers import GradientVQ, GroupedResidualVQ, KohonenVQ, Quantized, ResidualVQ, SoftKohonenVQ
 
 if TYPE_CHECKING:
     from topovq.som import GrowingNeuralGas, NeuralGas, SelfOrganizingMap
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GradientVQ",
     "Grid",
+    "GroupedResidualVQ",
     "GrowingNeuralGas",
     "KohonenVQ",
     "Neighborhood",
@@ -29,7 +30,7 @@ __all__ = [
     "export_quantizers",
     "replace_quantizers",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

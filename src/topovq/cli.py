@@ -217,11 +217,13 @@ class Demo:
     """Folder for the two runs and the page."""
     steps: int = 600
     """Training steps of each model."""
+    quick: bool = False
+    """10 steps instead, in seconds: to see that everything works, not what the models learn."""
 
     def __call__(self) -> None:
         from topovq.demo import demo
 
-        demo(self.out, self.steps)
+        demo(self.out, 10 if self.quick else self.steps)
 
 
 @dataclass

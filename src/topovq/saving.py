@@ -1,70 +1,148 @@
-"""Saving and loading with safetensors and a config.json, through the field's own mixin; never pickle."""
+"""Saving and loading with safetensors and a config.json; never pickle. Names on the Hub need huggingface_hub."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import json
 import os
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors.torch
 from torch import nn
 
 from topovq.grid import Grid
+from topovq.missing import MissingExtra, needs
 from topovq.neighborhood import Schedule
 
-try:
-    from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
-except ImportError:  # the core works without it; saving says what it needs
-
-    class PyTorchModelHubMixin:  # type: ignore[no-redef]
-        def __init_subclass__(cls, **kwargs: Any) -> None:
-            super().__init_subclass__()
-
-        def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-            raise ImportError("saving needs huggingface_hub: pip install huggingface_hub")
-
-        @classmethod
-        def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-            raise ImportError("loading needs huggingface_hub: pip install huggingface_hub")
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CARD_TEXT = """---
+library_name: topovq
+tags:
+- self-organizing-map
+- vector-quantization
+---
+{name} of topovq. `topovq.{name}.from_pretrained(...)` loads it.
+"""
 
 
-WEIGHTS = "model.safetensors"
-TAGS = ["vector-quantization", "self-organizing-map"]
-# How arguments that JSON does not know are written. Constructors take the dictionaries back as they are.
-CODERS = {Grid: (Grid.to_dict, Grid.from_dict), Schedule: (Schedule.to_dict, Schedule.from_dict)}
+class HubModule:
+    """A module with `save_pretrained(folder)` and `from_pretrained(folder)`: its arguments and its weights.
 
+    Methods and files are those of huggingface_hub's PyTorchModelHubMixin.
+    """
 
-class HubModule(PyTorchModelHubMixin):
-    """A module with `save_pretrained(folder)` and `from_pretrained(folder)`: its arguments and its weights."""
+    _hub_mixin_config: dict[str, Any]  # the constructor's arguments, as far as JSON knows them
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(library_name="topovq", tags=list(TAGS), coders=CODERS, **kwargs)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        module = super().__new__(cls)
+        parameters = inspect.signature(cls.__init__).parameters
+        defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+        given = dict(zip(list(parameters)[1:], args)) | kwargs
+        plain = {name: _plain(value) for name, value in (defaults | given).items()}
+        module._hub_mixin_config = {name: value for name, value in plain.items() if _is_json(value)}
+        return module
+
+    def save_pretrained(
+        self, save_directory: str | Path, *, push_to_hub: bool = False, repo_id: str | None = None, **hub: Any
+    ) -> str | None:
+        """Write the folder. `push_to_hub=True` uploads it too, as `repo_id` or the folder's name: see push_to_hub."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save_pretrained(folder)
+        if not (folder / CARD).exists():
+            (folder / CARD).write_text(CARD_TEXT.format(name=type(self).__name__))
+        return self.push_to_hub(repo_id or folder.name, **hub) if push_to_hub else None
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None, **upload: Any
+    ) -> str:
+        """Upload to the Hub, into a repository that is made if need be; returns the commit's address.
+
+        Other arguments go to huggingface_hub's `upload_folder`: commit_message, revision, create_pr.
+        """
+        with needs("train"):
+            from huggingface_hub import HfApi
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **upload))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Any:
+        """The module of a folder, or of a repository on the Hub, in eval mode.
+
+        `arguments` replace those of its config.json. map_location and strict are for the weights; revision, cache_dir,
+        force_download, local_files_only and token are for the Hub.
+        """
+        model_id = str(pretrained_model_name_or_path)
+        hub = _hub_options(arguments)
+        config = json.loads(_find(model_id, CONFIG, hub).read_text(encoding="utf-8"))
+        parameters = inspect.signature(cls.__init__).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            config = {name: value for name, value in config.items() if name in parameters}
+        return cls._from_pretrained(model_id=model_id, **hub, **(config | arguments))
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """The weights, whole or not at all."""
+        """The weights and the arguments, each file whole or not at all."""
         assert isinstance(self, nn.Module)
-        partial = save_directory / (WEIGHTS + ".partial")
-        safetensors.torch.save_model(self, str(partial))
-        with open(partial, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(partial, save_directory / WEIGHTS)
+        config = json.dumps(self._hub_mixin_config, sort_keys=True, indent=2)
+        for name in (WEIGHTS, CONFIG):
+            partial = save_directory / (name + ".partial")
+            if name == WEIGHTS:
+                safetensors.torch.save_model(self, str(partial))
+            else:
+                partial.write_text(config, encoding="utf-8")
+            with open(partial, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(partial, save_directory / name)
 
     @classmethod
     def _from_pretrained(
         cls, *, model_id: str, map_location: str = "cpu", strict: bool = True, **arguments: Any
     ) -> HubModule:
-        hub = {
-            name: arguments.pop(name, None)
-            for name in ("revision", "cache_dir", "force_download", "local_files_only", "token")
-        }
-        if os.path.isdir(model_id):
-            weights = os.path.join(model_id, WEIGHTS)
-            if not os.path.isfile(weights):
-                raise FileNotFoundError(f"there is no {WEIGHTS} in {model_id!r}: was it saved by save_pretrained?")
-        else:
-            weights = hf_hub_download(repo_id=model_id, filename=WEIGHTS, **hub)
+        weights = _find(model_id, WEIGHTS, _hub_options(arguments))
         model = cls(**arguments)
         assert isinstance(model, nn.Module)
         safetensors.torch.load_model(model, weights, strict=strict, device=map_location)
         model.eval()
         return model
+
+
+def _hub_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of `arguments` that say how to fetch from the Hub, taken out of them."""
+    names = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+    return {name: arguments.pop(name) for name in names if name in arguments}
+
+
+def _find(model_id: str, name: str, hub: dict[str, Any]) -> Path:
+    """A file of a folder, or of a repository on the Hub."""
+    if not os.path.isdir(model_id):
+        try:
+            from huggingface_hub import hf_hub_download
+        except ImportError:
+            wanted = f"{model_id!r} is no folder, and huggingface_hub, which finds names on the Hub,"
+            raise MissingExtra(wanted, "train") from None
+        return Path(hf_hub_download(repo_id=model_id, filename=name, **hub))
+    path = Path(model_id) / name
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {name} in {model_id!r}: was it saved by save_pretrained?")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON may hold it; constructors take the dictionaries back as they are."""
+    if isinstance(value, Grid | Schedule):
+        return value.to_dict()
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True

@@ -9,8 +9,9 @@ from torch import nn
 from vector_quantize_pytorch import GroupedResidualVQ, HierarchicalVQ, RandomProjectionQuantizer, VectorQuantize
 from vector_quantize_pytorch import ResidualVQ as PeerResidualVQ
 
-from topovq import KohonenVQ
+from topovq import KohonenVQ, export_quantizers
 from topovq.convert import replace_quantizers
+from topovq.quantizers.extras import Extras
 
 
 @pytest.mark.parametrize(
@@ -171,14 +172,28 @@ def test_inside_hierarchical_vq():
     assert all(torch.equal(a, b) for a, b in zip(ours[1], indices))
 
 
+def test_penalty_and_drawing_go_on_and_come_back():
+    peer = trained(orthogonal_reg_weight=10.0, orthogonal_reg_max_codes=5, stochastic_sample_codes=True)
+    model = Holder(vq=peer.train())
+    replace_quantizers(model, neighborhood="none")
+    assert model.vq.extras == Extras(
+        orthogonal_reg_weight=10.0, orthogonal_reg_max_codes=5, stochastic_sample_codes=True, sample_codebook_temp=1.0
+    )
+    model.vq(vectors(model.vq)).loss.backward()
+    assert model.vq.codebook_of(0).codes.grad.any()
+    codes = model.vq.codebook.detach().clone()
+    export_quantizers(model)
+    assert type(model.vq) is VectorQuantize
+    assert isinstance(model.vq._codebook.embed, nn.Parameter)
+    assert torch.equal(model.vq.codebook, codes)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("layernorm_after_project_in", {"layernorm_after_project_in": True, "codebook_dim": 2}),
         ("commitment_use_cross_entropy_loss", {"commitment_use_cross_entropy_loss": True}),
-        ("orthogonal_reg_weight", {"orthogonal_reg_weight": 10.0}),
         ("codebook_diversity_loss_weight", {"codebook_diversity_loss_weight": 1.0}),
-        ("stochastic_sample_codes", {"stochastic_sample_codes": True}),
         ("straight_through", {"straight_through": True, "rotation_trick": False}),
         ("directional_reparam", {"directional_reparam": True, "threshold_ema_dead_code": 2}),
         ("affine_param", {"affine_param": True}),

@@ -143,7 +143,7 @@ def test_every_quantizer_has_it(kind: str) -> None:
     assert first.dead_codes == 16 * books
     for _ in range(3):
         _, _, loss = vq(torch.randn(64, 4, requires_grad=True))
-        loss.backward()
+        loss.sum().backward()
         if optimizer is not None:
             optimizer.step()
     health = vq.health()

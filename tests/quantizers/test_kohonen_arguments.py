@@ -116,16 +116,17 @@ def test_bad_arguments_are_refused(arguments, message):
         KohonenVQ(4, **arguments)
 
 
-@pytest.mark.parametrize("name", ["orthogonal_reg_weight", "stochastic_sample_codes", "affine_param", "vq_bridge"])
+@pytest.mark.parametrize("name", ["straight_through", "affine_param", "vq_bridge", "layernorm_after_project_in"])
 def test_peers_arguments_without_a_counterpart_are_refused_with_advice(name):
     with pytest.raises(TypeError, match=rf"KohonenVQ: {name}=1 is not supported; \w+"):
         KohonenVQ(4, 16, **{name: 1})
-    with pytest.raises(TypeError, match="accumulate"):
-        KohonenVQ(4, 16)(torch.randn(2, 4), accum_ema_update=True)
+    with pytest.raises(TypeError, match=r"indices=.*F\.cross_entropy"):
+        KohonenVQ(4, 16)(torch.randn(2, 4), indices=torch.zeros(2, dtype=torch.int64))
     with pytest.raises(TypeError, match="schedule='linear' is no Schedule"):
         KohonenVQ(4, 16, schedule="linear")
-    with pytest.raises(TypeError, match="no argument here"):
-        KohonenVQ(4, 16, codebok_dim=3)
+    for value in (3, None):
+        with pytest.raises(TypeError, match="no argument here"):
+            KohonenVQ(4, 16, codebok_dim=value)
 
 
 def test_bad_input_is_refused():

@@ -257,7 +257,7 @@ def test_residual_masks_layouts_and_gradient():
     quantized, indices, loss = vq(x, mask=mask)
     assert quantized.shape == x.shape
     assert (indices[~mask] == -1).all()
-    (quantized.sum() + loss).backward()
+    (quantized.sum() + loss.sum()).backward()
     assert x.grad.isfinite().all()
     gradient = GradientVQ(4, 16)
     assert isinstance(ResidualVQ(4, 16, 2, quantizer="gradient").quantizers[0], type(gradient))

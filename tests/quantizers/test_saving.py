@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 
 import pytest
 import torch
@@ -102,3 +103,52 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path):
     LAYERS["tuple"]().save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match="codes"):
         KohonenVQ.from_pretrained(tmp_path, codebook_size=12, grid=(3, 4))
+
+
+def test_a_folder_that_huggingface_hub_wrote_loads(tmp_path):
+    """Version 0.1 saved through its mixin, which writes the fields of a schedule that are None too."""
+    layer = LAYERS["schedule"]()
+    layer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["schedule"] = {"tau": None, "start": 3, "end": 0.3, "steps": 100, "kind": "exponential"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = KohonenVQ.from_pretrained(str(tmp_path))
+    assert loaded.neighborhood.schedule == layer.neighborhood.schedule
+    assert torch.equal(loaded.codebook, layer.codebook)
+
+
+def test_pushing_uploads_what_saving_writes(tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    calls = []
+
+    class Api:
+        def __init__(self, token):
+            assert token == "secret"
+
+        def create_repo(self, repo_id, private, exist_ok):
+            assert (private, exist_ok) == (True, True)
+            return types.SimpleNamespace(repo_id="me/" + repo_id)
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            calls.append((repo_id, sorted(os.listdir(folder_path)), commit_message))
+            return "address"
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    layer = LAYERS["grid"]()
+    options = {"private": True, "token": "secret", "commit_message": "First"}
+    assert layer.save_pretrained(tmp_path / "mine", push_to_hub=True, **options) == "address"
+    assert calls == [("me/mine", ["README.md", "config.json", "model.safetensors"], "First")]
+
+
+def test_names_on_the_hub_are_fetched_file_by_file(tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    layer = LAYERS["grid"]()
+    layer.save_pretrained(tmp_path)
+
+    def download(repo_id, filename, revision):
+        assert (repo_id, revision) == ("me/mine", "v1")
+        return str(tmp_path / filename)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    loaded = KohonenVQ.from_pretrained("me/mine", revision="v1")
+    assert torch.equal(loaded.codebook, layer.codebook)

@@ -6,7 +6,6 @@ It keeps _codebook.embed [H, K, D], .embed_avg [H, K, D], .cluster_size [H, K] a
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -14,25 +13,20 @@ from torch import Tensor, nn
 
 from topovq.interop.library import Library, Options, Original, Replacement, package
 from topovq.interop.states import Layout, State, below, export_statistics, fill, listed, statistics
-from topovq.quantizers.base import Quantized, refuse_arguments
-from topovq.quantizers.kohonen import ADVICE, KohonenVQ
+from topovq.quantizers.arguments import ADVICE, refuse_arguments
+from topovq.quantizers.kohonen import KohonenVQ
 
 Kind = TypeVar("Kind", bound=KohonenVQ)
 
 VECTOR_QUANTIZE = Layout("vector-quantize-pytorch", "_codebook.embed", "_codebook.embed_avg", "_codebook.cluster_size")
 
+FOLLOW_THE_OUTPUT = "its codes follow the gradient of the output: build a KohonenVQ with this argument instead"
+
 
 class VectorQuantizeReplacement(Replacement, KohonenVQ):
-    """KohonenVQ as vector-quantize-pytorch's own modules use a layer: arguments of None, codes at `_codebook.embed`."""
+    """KohonenVQ where vector-quantize-pytorch's own modules hold a layer, with the way back."""
 
     like: Tensor
-
-    def forward(self, x: Tensor, *args: Any, **arguments: Any) -> Quantized:
-        return super().forward(x, *args, **{name: value for name, value in arguments.items() if value is not None})
-
-    @property
-    def _codebook(self) -> SimpleNamespace:
-        return SimpleNamespace(embed=torch.stack([book.codes for book in self._books()]))
 
     def restored(self) -> nn.Module:
         codes_HKD, sums_HKD, counts_HK = (
@@ -119,9 +113,7 @@ def _settings(module: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
     has_no_counterpart = {
         "layernorm_after_project_in": isinstance(vq.project_in, nn.Sequential),
         "commitment_use_cross_entropy_loss": vq.commitment_use_cross_entropy_loss,
-        "orthogonal_reg_weight": vq.orthogonal_reg_weight,
         "codebook_diversity_loss_weight": vq.codebook_diversity_loss_weight,
-        "stochastic_sample_codes": sampling["stochastic"],
         "straight_through": sampling["straight_through"],
         "directional_reparam": getattr(vq, "directional_reparam", False),
         "affine_param": book.affine_param,
@@ -132,10 +124,11 @@ def _settings(module: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
     }
     for name, value in has_no_counterpart.items():
         if value:
-            refuse_arguments("VectorQuantize", {name: value}, ADVICE)
-    for name in ("return_zeros_for_masked_padding", "route_gradients_to_input"):
-        if not getattr(vq, name, True):
-            refuse_arguments("VectorQuantize", {name: False}, ADVICE)
+            refuse_arguments("VectorQuantize", {name: value}, {**ADVICE, "directional_reparam": FOLLOW_THE_OUTPUT})
+    if not getattr(vq, "return_zeros_for_masked_padding", True):
+        refuse_arguments("VectorQuantize", {"return_zeros_for_masked_padding": False}, ADVICE)
+    if not getattr(vq, "route_gradients_to_input", True):
+        raise TypeError(f"VectorQuantize: route_gradients_to_input=False is not supported; {FOLLOW_THE_OUTPUT}")
     if 0 < book.threshold_ema_dead_code < 1 and "threshold_ema_dead_code" not in options:
         raise TypeError(
             f"VectorQuantize: threshold_ema_dead_code={book.threshold_ema_dead_code!r} is a count there and a share of "
@@ -152,6 +145,11 @@ def _settings(module: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
         "accept_3d_fmap": vq.accept_3d_fmap,
         "commitment_weight": vq.commitment_weight,
         "rotation_trick": vq.rotation_trick,
+        "orthogonal_reg_weight": vq.orthogonal_reg_weight,
+        "orthogonal_reg_active_codes_only": vq.orthogonal_reg_active_codes_only,
+        "orthogonal_reg_max_codes": vq.orthogonal_reg_max_codes,
+        "stochastic_sample_codes": sampling["stochastic"],
+        "sample_codebook_temp": book.sample_codebook_temp,
     }
     # Codes that followed the gradient now follow Kohonen's rule; codes that followed nothing still do.
     return (

@@ -1,7 +1,8 @@
-from topovq.quantizers.base import Quantized
 from topovq.quantizers.gradient import GradientVQ
+from topovq.quantizers.grouped import GroupedResidualVQ
 from topovq.quantizers.kohonen import KohonenVQ
 from topovq.quantizers.residual import ResidualVQ
+from topovq.quantizers.results import Quantized
 from topovq.quantizers.soft import SoftKohonenVQ
 
-__all__ = ["GradientVQ", "KohonenVQ", "Quantized", "ResidualVQ", "SoftKohonenVQ"]
+__all__ = ["GradientVQ", "GroupedResidualVQ", "KohonenVQ", "Quantized", "ResidualVQ", "SoftKohonenVQ"]

@@ -9,35 +9,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
 from topovq.health import Health, as_health, together
+from topovq.ops.candidates import sample
+from topovq.ops.chosen import quantize_as
 from topovq.ops.quantize import Choice, quantize
+from topovq.quantizers.arguments import FORWARD_ADVICE, refuse_arguments
+from topovq.quantizers.closest import closest
+from topovq.quantizers.directional import reparameterize
+from topovq.quantizers.extras import Extras
+from topovq.quantizers.layout import Layout
+from topovq.quantizers.orthogonal import orthogonality
+from topovq.quantizers.recompute import in_backward, may_be_recomputed, refuse_transforms
+from topovq.quantizers.results import Ask, Part, Quantized, breakdown, mean
 from topovq.quantizers.rotation import rotate_to
+from topovq.quantizers.weighting import WeightLike, learn_weighted
 
 
-class Quantized(NamedTuple):
-    """What a quantizer returns; unpacks as `quantized, indices, loss`."""
-
-    quantized: Tensor
-    """The codes, in the layout and type of the input; 0 where masked."""
-    indices: Tensor
-    """int64, the shape of the input without its channels (with heads: one more axis, last); -1 where masked."""
-    loss: Tensor
-    """A scalar, its weight applied."""
-
-
-pytree._register_namedtuple(Quantized, serialized_type_name="topovq.Quantized")  # so that torch.export.save knows it
-
-
-class Quantizer(nn.Module):
+class Quantizer(Layout):
     """Layouts, masks, projections and heads around one codebook (or one per head)."""
 
     def __init__(
@@ -53,21 +50,17 @@ class Quantizer(nn.Module):
         commitment_weight: float,
         rotation_trick: bool,
         freeze_codebook: bool,
+        extras: Extras,
     ) -> None:
-        super().__init__()
-        if accept_image_fmap and accept_3d_fmap:
-            raise ValueError("accept_image_fmap and accept_3d_fmap exclude each other: choose the one your input has")
+        super().__init__(dim, channel_last, accept_image_fmap, accept_3d_fmap)
         if not 0 <= commitment_weight < math.inf:
             raise ValueError(f"commitment_weight={commitment_weight!r} must be a finite number of at least 0")
-        self.dim = dim
         self.heads = heads
         self.codebook_dim = codebook_dim
-        self.channel_last = channel_last
-        self.accept_image_fmap = accept_image_fmap
-        self.accept_3d_fmap = accept_3d_fmap
         self.commitment_weight = commitment_weight
         self.rotation_trick = rotation_trick
         self.freeze_codebook = freeze_codebook
+        self.extras = extras
         self.codebooks = nn.ModuleList(codebooks)
         inner = codebook_dim * heads
         self.project_in: nn.Module = nn.Linear(dim, inner) if inner != dim else nn.Identity()
@@ -81,41 +74,97 @@ class Quantizer(nn.Module):
         mask: Tensor | None = None,
         lens: Tensor | None = None,
         freeze_codebook: bool | None = None,
+        *,
+        sample_codebook_temp: float | None = None,
+        topk: int | None = None,
+        return_loss_breakdown: bool = False,
+        ema_update: bool | None = None,
+        accum_ema_update: bool = False,
+        ema_update_weight: WeightLike = None,
         **unsupported: Any,
-    ) -> Quantized:
-        """Quantize x; in training mode the codebook moves by one update (unless frozen).
+    ) -> Any:
+        """Quantize x, to a Quantized; in training mode the codebook moves by one update (unless frozen).
 
         x     [B, ..., C]; [B, C, n] with channel_last=False; [B, C, h, w] with accept_image_fmap=True;
               [B, C, d, h, w] with accept_3d_fmap=True
         mask  bool, the shape of x without its channels: False leaves a vector out of everything
         lens  int [B], for x of shape [B, n, C]: the same as a mask that is True for the first lens[b] vectors
+        As in vector-quantize-pytorch
+            sample_codebook_temp   with stochastic_sample_codes, another temperature
+            topk                   the k closest codes, without an update (closest.py)
+            return_loss_breakdown  a LossBreakdown, fourth
+            ema_update             False: the running means, and the codes that follow them, stay
+            accum_ema_update       True: the statistics wait for the next forward without it
+            ema_update_weight      how much of the update each code takes (weighting.py)
         """
         if unsupported:
             refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE)
+        if topk is not None:
+            return closest(self, x, mask, lens, topk)
+        follows = self.codebook_of(0).ema_update
+        if ema_update and not follows:
+            raise ValueError(
+                "ema_update=True: this layer (ema_update=False, or decay=1) has no running means to update"
+            )
+        freeze_codebook = True if ema_update is False and follows else freeze_codebook
+        ask = self._ask(freeze_codebook, sample_codebook_temp)._replace(weight=ema_update_weight)
+        with self.accumulate() if accum_ema_update else nullcontext():
+            quantized, parts = self._forward(x, mask, lens, ask)
+        return (*quantized, breakdown(parts)) if return_loss_breakdown else quantized
+
+    def quantize_chosen(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        freeze_codebook: bool | None,
+        sample_codebook_temp: float | None,
+        chosen: Tensor | None,
+    ) -> Quantized:
+        """`forward`, with codes that were chosen already, if any: for layers made of several quantizers."""
+        ask = self._ask(freeze_codebook, sample_codebook_temp)
+        return self._forward(x, mask, None, ask._replace(chosen=chosen))[0]
+
+    def _ask(self, freeze_codebook: bool | None, temperature: float | None) -> Ask:
+        frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
+        temperature = self.extras.sample_codebook_temp if temperature is None else temperature
+        return Ask(frozen, temperature if self.training and self.extras.stochastic_sample_codes else 0.0)
+
+    def update_indices(self, x: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
+        """One update, in training mode, as if `forward` had chosen these codes for x; -1 leaves a vector out."""
+        if not self.training:
+            raise RuntimeError("update_indices moves the codes, which only training mode does: call .train() first")
+        with torch.no_grad():
+            self._forward(x, mask, None, Ask(self.freeze_codebook, chosen=indices))
+
+    update_ema_indices = update_indices
+
+    def _forward(self, x: Tensor, mask: Tensor | None, lens: Tensor | None, ask: Ask) -> tuple[Quantized, list[Part]]:
         self._check_input(x)
         z = self._channels_to_last(x)
         mask = self._checked_mask(mask, lens, z)
+        shape = z.shape[:-1]
+        chosen_NH = None
+        if ask.chosen is not None:
+            chosen_NH = ask.chosen.reshape(*shape, self.heads)
+            known = (chosen_NH >= 0).all(-1)
+            mask = known if mask is None else mask & known
+            chosen_NH = chosen_NH.reshape(-1, self.heads).clamp(min=0)
         if mask is not None:  # whatever padding holds (NaN, say), neither counters nor gradients see it
             z = torch.where(mask[..., None], z, 0)
-        shape = z.shape[:-1]
         z_NHD = self.project_in(z).reshape(-1, self.heads, self.codebook_dim)
         keep_N = None if mask is None else mask.reshape(-1)
-        frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
-        if self.training and not frozen:
+        if self.training and not ask.frozen:
             refuse_transforms(type(self).__name__)
 
-        parts = []
         if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
             keep = None if keep_N is None else keep_N.repeat_interleave(self.heads)
-            parts.append(self._quantize(self.codebook_of(0), z_NHD.reshape(-1, self.codebook_dim), keep, frozen))
+            ask = ask._replace(chosen=None if chosen_NH is None else chosen_NH.flatten())
+            parts = [self._quantize(self.codebook_of(0), z_NHD.reshape(-1, self.codebook_dim), keep, ask)]
         else:
-            parts += [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, frozen) for h in range(self.heads)]
-        if len(parts) == 1:
-            q, indices, loss = parts[0]
-        else:
-            q = torch.stack([part.quantized for part in parts], 1)
-            indices = torch.stack([part.indices for part in parts], 1)
-            loss = torch.stack([part.loss for part in parts]).mean()
+            asks = [ask._replace(chosen=None if chosen_NH is None else chosen_NH[:, h]) for h in range(self.heads)]
+            parts = [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, asks[h]) for h in range(self.heads)]
+        q = parts[0].q_ND if len(parts) == 1 else torch.stack([part.q_ND for part in parts], 1)
+        indices = parts[0].index_N if len(parts) == 1 else torch.stack([part.index_N for part in parts], 1)
         q = q.reshape(*shape, self.heads * self.codebook_dim)
         indices = indices.reshape(*shape, self.heads)
 
@@ -123,12 +172,20 @@ class Quantizer(nn.Module):
         if mask is not None:
             q = torch.where(mask[..., None], q, 0)
             indices = torch.where(mask[..., None], indices, -1)
-        return Quantized(self._channels_back(q), indices[..., 0] if self.heads == 1 else indices, loss)
+        loss = mean([self._loss(part) for part in parts])
+        return Quantized(self._channels_back(q), indices[..., 0] if self.heads == 1 else indices, loss), parts
 
-    def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, frozen: bool) -> Quantized:
+    def _loss(self, part: Part) -> Tensor:
+        loss = self.commitment_weight * part.error
+        loss = loss if part.codebook_loss is None else loss + part.codebook_loss
+        if part.orthogonality is not None:
+            loss = loss + self.extras.orthogonal_reg_weight * part.orthogonality
+        return loss
+
+    def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
         """Search, gather, learn, and let the gradient past: for one codebook."""
         book.settle()
-        learns = self.training and not frozen
+        learns = self.training and not ask.frozen
         recomputes = learns and in_backward()
         if book.unit_length:
             x_ND = nn.functional.normalize(x_ND, dim=1)
@@ -143,17 +200,39 @@ class Quantizer(nn.Module):
             if may_be_recomputed():
                 book.remember()
         codes_KD = book.remembered()[0] if recomputes else book.codes
-        stats = learns and (book.learnable or not recomputes)
-        choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=stats)
-        loss = self.commitment_weight * choice.error
+        stats = learns and (isinstance(book.codes, nn.Parameter) or not recomputes)
+        index_N = ask.chosen
+        if index_N is None and ask.temperature > 0:
+            index_N = sample(x_ND, codes_KD, ask.temperature, book.metric)
+        if index_N is None:
+            choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=stats)
+        else:
+            choice = quantize_as(x_ND, codes_KD, index_N, keep_N, stats)
         codebook_loss = self._codebook_loss(book, x_ND, choice, keep_N, learns)
-        loss = loss if codebook_loss is None else loss + codebook_loss
+        q_ND = self._past_the_search(book, x_ND, choice, learns)
         if learns and not recomputes:
-            book.learn(choice.sums_KD, choice.counts_K, choice.skipped)
+            learn_weighted(book, choice, ask.weight)
             if valid_N is not None and book.dead_threshold and not book.accumulating:
                 book.revive(x_ND.detach(), valid_N)
-        q_ND = rotate_to(x_ND, choice.q_ND.detach()) if self.rotation_trick else choice.q_ND
-        return Quantized(q_ND, choice.index_N, loss)
+        return Part(q_ND, choice.index_N, choice.error, codebook_loss, self._orthogonality(book, choice, learns))
+
+    def _past_the_search(self, book: Codebook, x_ND: Tensor, choice: Choice, learns: bool) -> Tensor:
+        """The chosen codes, with the gradient that was asked for."""
+        if not self.extras.route_gradients_to_input or (self.extras.directional_reparam and self.training):
+            q_ND = choice.q_ND.detach()
+            if book.learnable and learns:
+                q_ND = book.free_codes()[choice.index_N].to(x_ND.dtype)
+            if not self.extras.route_gradients_to_input:
+                return q_ND
+            return reparameterize(x_ND, q_ND, self.extras.directional_reparam_variance)
+        return rotate_to(x_ND, choice.q_ND.detach()) if self.rotation_trick else choice.q_ND
+
+    def _orthogonality(self, book: Codebook, choice: Choice, learns: bool) -> Tensor | None:
+        """The penalty on the codes as they are after the update, which it sees in the next step."""
+        if not (self.extras.orthogonal_reg_weight and learns):
+            return None
+        active_K = choice.counts_K > 0 if self.extras.orthogonal_reg_active_codes_only else None
+        return orthogonality(book.free_codes(), active_K, self.extras.orthogonal_reg_max_codes)
 
     def _codebook_loss(
         self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
@@ -216,6 +295,16 @@ class Quantizer(nn.Module):
             book.set_codes(part)
 
     @property
+    def _codebook(self) -> SimpleNamespace:
+        """The codebooks under vector-quantize-pytorch's names, to read: embed and embed_avg [H, K, D], cluster_size."""
+        names = {"embed": "codes", "embed_avg": "sums", "cluster_size": "counts"}
+        books = self._books()
+        held = {
+            theirs: [getattr(book, ours) for book in books] for theirs, ours in names.items() if hasattr(books[0], ours)
+        }
+        return SimpleNamespace(**{theirs: torch.stack(parts) for theirs, parts in held.items()})
+
+    @property
     def codebook_size(self) -> int:
         return self.codebook_of(0).size
 
@@ -276,92 +365,3 @@ class Quantizer(nn.Module):
     def step(self) -> Tensor:
         """Codebook updates so far, int64, 0-dim."""
         return self.codebook_of(0).step
-
-    # Layouts
-
-    def _check_input(self, x: Tensor) -> None:
-        if not x.is_floating_point():
-            raise TypeError(f"x must hold floating-point vectors, got {x.dtype}")
-        if self.accept_image_fmap or self.accept_3d_fmap:
-            axes, layout = (
-                (4, "[B, C, height, width]") if self.accept_image_fmap else (5, "[B, C, depth, height, width]")
-            )
-            if x.ndim != axes or x.shape[1] != self.dim:
-                raise ValueError(f"x of shape {tuple(x.shape)} must be {layout} with C = dim = {self.dim}")
-        elif not self.channel_last:
-            if x.ndim < 2 or x.shape[1] != self.dim:
-                raise ValueError(f"x of shape {tuple(x.shape)} must be [B, C, ...] with C = dim = {self.dim}")
-        elif x.ndim < 2:
-            raise ValueError(f"x of shape {tuple(x.shape)} must be [B, ..., C] with C = dim = {self.dim}")
-        elif x.shape[-1] != self.dim:
-            hint = ""
-            if x.ndim in (4, 5) and x.shape[1] == self.dim:
-                option = "accept_image_fmap" if x.ndim == 4 else "accept_3d_fmap"
-                hint = f"; for feature maps with channels first use {option}=True"
-            raise ValueError(f"x of shape {tuple(x.shape)} must end in dim = {self.dim}{hint}")
-
-    def _channels_to_last(self, x: Tensor) -> Tensor:
-        return x if self._keeps_channels_last else x.movedim(1, -1)
-
-    def _channels_back(self, x: Tensor) -> Tensor:
-        return x if self._keeps_channels_last else x.movedim(-1, 1)
-
-    @property
-    def _keeps_channels_last(self) -> bool:
-        return self.channel_last and not (self.accept_image_fmap or self.accept_3d_fmap)
-
-    def _checked_mask(self, mask: Tensor | None, lens: Tensor | None, z: Tensor) -> Tensor | None:
-        if lens is not None:
-            if mask is not None:
-                raise ValueError("mask and lens exclude each other: give one")
-            if z.ndim != 3 or lens.shape != z.shape[:1]:
-                raise ValueError(
-                    f"lens of shape {tuple(lens.shape)} needs x of [B, n, C] with one length per batch entry, "
-                    f"got vectors of shape {tuple(z.shape)}"
-                )
-            return torch.arange(z.shape[1], device=z.device) < lens[:, None]
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != z.shape[:-1]):
-            raise ValueError(
-                f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool of shape {tuple(z.shape[:-1])}, "
-                "the shape of x without its channels"
-            )
-        return mask
-
-
-def refuse_arguments(where: str, arguments: dict[str, Any], advice: dict[str, str]) -> None:
-    name = next(iter(arguments))
-    raise TypeError(
-        f"{where}: {name}={arguments[name]!r} is not supported; {advice.get(name, 'it is no argument here')}"
-    )
-
-
-FORWARD_ADVICE = {
-    "indices": "for a cross-entropy loss on given tokens, compare them with the `indices` this returns",
-    "topk": "compute distances to `codebook` yourself for more than the closest code",
-    "sample_codebook_temp": "codes are chosen by distance; SoftKohonenVQ has a temperature",
-    "return_loss_breakdown": "the loss is commitment_weight times the commitment error, and nothing else",
-    "codebook_transform_fn": "transform the codes and assign them to `codebook`",
-    "ema_update_weight": "use mask to leave vectors out",
-    "accum_ema_update": "use `with vq.accumulate():` around all forwards of an optimizer step but the last",
-    "ema_update": "use freeze_codebook=True for a forward without an update",
-}
-
-
-def refuse_transforms(where: str) -> None:
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError(
-            f"{where}: a training step moves the codes in place, which torch.func (grad, jvp, vmap) does not allow; "
-            "call eval() or pass freeze_codebook=True, or use torch.autograd and, instead of vmap, one larger batch"
-        )
-
-
-def in_backward() -> bool:
-    """Whether a backward pass is running: then this forward is activation checkpointing's second one."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def may_be_recomputed() -> bool:
-    """Whether activation checkpointing may run this forward again: it either disables gradients or packs tensors."""
-    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-        return False
-    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -13,8 +13,11 @@ from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
 from topovq.ops.quantize import Choice
 from topovq.ops.search import check_metric, check_precision
-from topovq.quantizers.base import Quantizer, refuse_arguments
+from topovq.quantizers.arguments import ADVICE, refuse_arguments
+from topovq.quantizers.base import Quantizer
 from topovq.quantizers.codebook_loss import codebook_loss
+from topovq.quantizers.extras import Extras
+from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
 from topovq.saving import HubModule
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
@@ -50,10 +53,12 @@ class KohonenVQ(Quantizer, HubModule):
         ema_update, freeze_codebook False / True: codes do not move (but ema_update=False may start from the data)
         learnable_codebook          codes are parameters, moved by the codebook loss (needs ema_update=False) without
                                     neighbors (GradientVQ has a loss with them)
+                                    None, for both and for rotation_trick: vector-quantize-pytorch's default
         sync_codebook               None: statistics are summed over all ranks wherever a process group exists
     The layer
         codebook_dim, heads, separate_codebook_per_head, metric or use_cosine_sim, commitment_weight, rotation_trick,
         channel_last, accept_image_fmap, accept_3d_fmap
+        options         orthogonal_reg_*, stochastic_sample_codes, directional_reparam and others of extras.py
         precision       "exact", or "fast" for half the search time on CUDA and, rarely, the second-closest code
     """
 
@@ -75,10 +80,10 @@ class KohonenVQ(Quantizer, HubModule):
         accept_image_fmap: bool = False,
         accept_3d_fmap: bool = False,
         commitment_weight: float = 1.0,
-        rotation_trick: bool = False,
+        rotation_trick: bool | None = False,
         sync_codebook: bool | None = None,
-        ema_update: bool = True,
-        learnable_codebook: bool = False,
+        ema_update: bool | None = None,
+        learnable_codebook: bool | None = None,
         *,
         grid: GridLike = None,
         topology: str = "rectangular",
@@ -93,16 +98,26 @@ class KohonenVQ(Quantizer, HubModule):
         count_smoothing: str = "carried",
         metric: str = "euclidean",
         precision: str = "exact",
-        **unsupported: Any,
+        **options: Any,
     ) -> None:
-        if unsupported:
-            refuse_arguments(type(self).__name__, unsupported, ADVICE)
+        extras = Extras.taken_from(options)
+        refuse_arguments(type(self).__name__, options, ADVICE)
         for name, value in (("dim", dim), ("codebook_size", codebook_size), ("heads", heads)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}={value!r} must be an int of at least 1")
         codebook_dim = dim if codebook_dim is None else codebook_dim
         if not isinstance(codebook_dim, int) or codebook_dim < 1:
             raise ValueError(f"codebook_dim={codebook_dim!r} must be an int of at least 1, or None for dim")
+        # None is vector-quantize-pytorch's default, and means what it means there.
+        directional = extras.directional_reparam
+        ema_update = not directional if ema_update is None else ema_update
+        learnable_codebook = directional if learnable_codebook is None else learnable_codebook
+        rotation_trick = dim > 1 and not directional if rotation_trick is None else rotation_trick
+        if directional and (rotation_trick or not learnable_codebook):
+            raise ValueError(
+                "directional_reparam=True is a gradient of its own, for codes that are parameters: leave out "
+                f"rotation_trick={rotation_trick!r} and learnable_codebook={learnable_codebook!r}"
+            )
         if learnable_codebook and ema_update:
             raise ValueError(
                 "learnable_codebook=True needs ema_update=False: codes follow either the gradient or the running means"
@@ -116,8 +131,9 @@ class KohonenVQ(Quantizer, HubModule):
         check_precision(precision)
         lattice = make_grid(codebook_size, grid, topology, wrap)
         around = make_neighborhood(lattice, steps, neighborhood, tau, radius, schedule)
+        kind = codebook_kind(learnable_codebook, directional and threshold_ema_dead_code > 0, extras)
         books = [
-            Codebook(
+            kind(
                 codebook_dim,
                 around,
                 metric=metric,
@@ -144,9 +160,10 @@ class KohonenVQ(Quantizer, HubModule):
             channel_last=channel_last,
             accept_image_fmap=accept_image_fmap,
             accept_3d_fmap=accept_3d_fmap,
-            commitment_weight=commitment_weight,
+            commitment_weight=0.0 if directional else commitment_weight,
             rotation_trick=rotation_trick,
             freeze_codebook=freeze_codebook,
+            extras=extras,
         )
 
     codebook_weight = 1.0
@@ -160,7 +177,7 @@ class KohonenVQ(Quantizer, HubModule):
         self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
     ) -> Tensor | None:
         """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors."""
-        if not book.learnable:
+        if not book.learnable or self.output_moves_codes:
             return None
         loss = choice.error.detach()
         if learns:
@@ -168,8 +185,19 @@ class KohonenVQ(Quantizer, HubModule):
         return self.codebook_weight * loss
 
     @property
+    def output_moves_codes(self) -> bool:
+        """Whether codes that are parameters follow the gradient of the output, and not a loss of their own."""
+        return self.extras.directional_reparam or not self.extras.route_gradients_to_input
+
+    @property
     def neighborhood(self) -> Neighborhood:
         return self.codebook_of(0).neighborhood
+
+
+def codebook_kind(learnable: bool, revived: bool, extras: Extras) -> type[Codebook]:
+    if learnable:
+        return RevivingCodebook if revived else Codebook
+    return PenalizedCodebook if extras.orthogonal_reg_weight else Codebook
 
 
 REACH = ("steps", "neighborhood", "tau", "radius", "schedule")  # the arguments that make a neighborhood
@@ -250,31 +278,3 @@ def make_neighborhood(
     if schedule is None:
         schedule = Schedule.harmonic(0.1 if tau is None else tau)
     return Neighborhood(kind, grid, schedule=schedule, radius=radius)
-
-
-ADVICE = {
-    "sync_kmeans": "k-means initialization is always over all ranks; sync_codebook=False keeps ranks apart",
-    "layernorm_after_project_in": "put nn.LayerNorm before this layer",
-    "commitment_use_cross_entropy_loss": "the commitment loss is the squared error",
-    "orthogonal_reg_weight": "add a penalty on vq.codebook to your loss (with learnable_codebook=True)",
-    "orthogonal_reg_active_codes_only": "add a penalty on vq.codebook to your loss (with learnable_codebook=True)",
-    "orthogonal_reg_max_codes": "add a penalty on vq.codebook to your loss (with learnable_codebook=True)",
-    "codebook_diversity_loss_weight": "a neighborhood keeps codes in use: neighborhood='hard' or 'gaussian'",
-    "codebook_diversity_temperature": "a neighborhood keeps codes in use: neighborhood='hard' or 'gaussian'",
-    "stochastic_sample_codes": "codes are chosen by distance; SoftKohonenVQ has a temperature",
-    "sample_codebook_temp": "codes are chosen by distance; SoftKohonenVQ has a temperature",
-    "straight_through": "the straight-through gradient is the default; rotation_trick=True is the other",
-    "directional_reparam": "use rotation_trick=True, or leave it out for straight-through",
-    "directional_reparam_variance": "use rotation_trick=True, or leave it out for straight-through",
-    "sync_affine_param": "codes follow the data through their running means",
-    "affine_param": "codes follow the data through their running means",
-    "affine_param_batch_decay": "codes follow the data through their running means; see decay",
-    "affine_param_codebook_decay": "codes follow the data through their running means; see decay",
-    "vq_bridge": "use GradientVQ with a module of your own around it",
-    "manual_ema_update": "use `with vq.accumulate():` to put updates off, or freeze_codebook=True for none",
-    "in_place_codebook_optimizer": "use GradientVQ and give its parameters to your optimizer",
-    "manual_in_place_optimizer_update": "use GradientVQ and give its parameters to your optimizer",
-    "sync_update_v": "use rotation_trick=True, or leave it out for straight-through",
-    "return_zeros_for_masked_padding": "masked places are always zeros",
-    "route_gradients_to_input": "detach the input yourself to keep gradients from it",
-}

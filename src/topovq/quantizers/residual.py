@@ -2,48 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from topovq.grid import Grid
-from topovq.health import Health, as_health, together
-from topovq.quantizers.base import Quantized
+from topovq.quantizers.arguments import FORWARD_ADVICE, RESIDUAL_ADVICE, refuse_arguments
+from topovq.quantizers.beam import beam_search
+from topovq.quantizers.directional import reparameterize
+from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
 from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
+from topovq.quantizers.layout import Layout
+from topovq.quantizers.recompute import in_backward
+from topovq.quantizers.results import Quantized
 from topovq.quantizers.soft import SoftKohonenVQ
+from topovq.quantizers.stack import Stack
 from topovq.saving import HubModule
 
 QUANTIZERS: dict[str, type[KohonenVQ]] = {"kohonen": KohonenVQ, "gradient": GradientVQ, "soft": SoftKohonenVQ}
+DIVEQ = {"ema_update": False, "learnable_codebook": True, "route_gradients_to_input": False, "commitment_weight": 0.0}
+DIVEQ_VARIANCE = 5e-3
 
 
-class ResidualVQ(nn.Module, HubModule):
-    """`quantized, indices, loss = ResidualVQ(dim, codebook_size, num_quantizers=4)(x)`.
+class ResidualVQ(Layout, Stack, HubModule):
+    """`quantized, indices, losses = ResidualVQ(dim, codebook_size, num_quantizers=4)(x)`.
 
-    indices get one more axis, last: one token per quantizer. The loss is the sum of theirs, the gradient of the output
-    the mean of theirs: with straight-through, x gets it once, however many quantizers there are.
-    quantizer  "kohonen", "gradient" or "soft"; all further options go to each of them
+    indices get one more axis, last: one token per quantizer, -1 where it was dropped; losses is [quantizers].
+    However many quantizers there are, x gets the gradient of the output once.
+
+    codebook_size     one size, or one for each quantizer (then num_quantizers may be left out)
+    codebook_dim      x is projected to it before the first quantizer, and back after the last
+    quantizer         "kohonen", "gradient" or "soft"; all further options go to each of them
+    shared_codebook   one codebook for all: it learns from all that they quantized, in one update
+    quantize_dropout  in training only the first few quantizers are used, at least quantize_dropout_cutoff_index + 1,
+                      and a multiple of quantize_dropout_multiple_of
+    beam_size, eval_beam_size, beam_score_quantizer_weights   choose tokens together (beam.py), in training and in
+                      evaluation; the weights say how much the error after each quantizer counts
+    quant_grad_frac   the share of a quantizer's gradient that later quantizers see in what it left over
+    diveq             codes that are parameters, moved by the gradient of the output (directional.py)
     """
 
     def __init__(
-        self, dim: int, codebook_size: int, num_quantizers: int, *, quantizer: str = "kohonen", **options: Any
+        self,
+        dim: int,
+        codebook_size: int | Sequence[int],
+        num_quantizers: int | None = None,
+        *,
+        codebook_dim: int | None = None,
+        quantizer: str = "kohonen",
+        shared_codebook: bool = False,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        beam_size: int | None = None,
+        eval_beam_size: int | None = None,
+        beam_score_quantizer_weights: Sequence[float] | None = None,
+        quant_grad_frac: float = 0.0,
+        diveq: bool = False,
+        channel_last: bool = True,
+        accept_image_fmap: bool = False,
+        accept_3d_fmap: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        if not isinstance(num_quantizers, int) or num_quantizers < 1:
-            raise ValueError(f"num_quantizers={num_quantizers!r} must be an int of at least 1")
+        super().__init__(dim, channel_last, accept_image_fmap, accept_3d_fmap)
+        sizes = layer_sizes(codebook_size, num_quantizers)
+        own = {name: options.pop(name) for name in RESIDUAL_ADVICE if name in options}
+        refuse_arguments(type(self).__name__, own, RESIDUAL_ADVICE)
         if quantizer not in QUANTIZERS:
             choices = ", ".join(map(repr, QUANTIZERS))
             raise ValueError(f"quantizer={quantizer!r} is unknown; choose one of {choices}")
-        if options.get("heads", 1) != 1:
-            raise ValueError(f"heads={options['heads']!r}: a residual quantizer has one head; use more quantizers")
+        if shared_codebook and len(set(sizes)) > 1:
+            raise ValueError(f"shared_codebook=True needs one size for all quantizers, got codebook_size={sizes}")
+        if beam_size is not None and quantizer == "soft":
+            raise ValueError(f"beam_size={beam_size!r}: quantizer='soft' mixes codes in training and chooses none")
+        if not 0 <= quant_grad_frac <= 1:
+            raise ValueError(f"quant_grad_frac={quant_grad_frac!r} must be from 0 to 1")
+        weights = [1.0] * len(sizes) if beam_score_quantizer_weights is None else list(beam_score_quantizer_weights)
+        if len(weights) != len(sizes):
+            raise ValueError(f"beam_score_quantizer_weights={weights} must be {len(sizes)} numbers, one per quantizer")
+        self.codebook_dim = dim if codebook_dim is None else codebook_dim
+        self.codebook_sizes = sizes
+        self.shared_codebook = shared_codebook
+        self.dropout: Dropout | None = None
+        if quantize_dropout:
+            self.dropout = Dropout(len(sizes), quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
+        self.beam_size = beam_size
+        self.eval_beam_size = beam_size if eval_beam_size is None else eval_beam_size
+        self.beam_weights = weights
+        self.diveq = diveq
+        self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        if self.codebook_dim != dim:
+            self.project_in, self.project_out = nn.Linear(dim, self.codebook_dim), nn.Linear(self.codebook_dim, dim)
+        options = {**options, **DIVEQ} if diveq else options
         kind = QUANTIZERS[quantizer]
         if kind is GradientVQ:
             options = {**REDUCTION, **options}
             (getattr(self, "_hub_mixin_config", None) or {}).update(neighbor_reduction=options["neighbor_reduction"])
-        self.layers = nn.ModuleList(kind(dim, codebook_size, **options) for _ in range(num_quantizers))
+        self.layers = nn.ModuleList(kind(self.codebook_dim, size, **options) for size in sizes)
+        if shared_codebook:
+            for layer in self.quantizers[1:]:
+                layer.codebooks = self.quantizers[0].codebooks
+            with self.quantizers[0].accumulate():
+                pass  # makes the buffer that every forward will need, so that no address changes later
 
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> Any:
@@ -56,100 +121,181 @@ class ResidualVQ(nn.Module, HubModule):
         mask: Tensor | None = None,
         lens: Tensor | None = None,
         freeze_codebook: bool | None = None,
+        *,
+        return_all_codes: bool = False,
+        sample_codebook_temp: float | None = None,
+        beam_size: int | None = None,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+        dropped_after: Tensor | None = None,
         **unsupported: Any,
-    ) -> Quantized:
-        left, total = x, torch.zeros_like(x)
-        tokens, losses = [], []
-        for layer in self.layers:
-            quantized, indices, loss = layer(left, mask=mask, lens=lens, freeze_codebook=freeze_codebook, **unsupported)
-            left = left - quantized.detach()
-            total = total + quantized
-            tokens.append(indices)
-            losses.append(loss)
-        # Each layer hands its output's gradient on to x; their mean is what one quantizer's would be.
+    ) -> Any:
+        """Quantize x, as KohonenVQ.forward does, to a Quantized.
+
+        return_all_codes  the codes of each quantizer, fourth, as get_codes_from_indices gives them
+        dropped_after     int64, 0-dim: the last quantizer to use, instead of one that is drawn
+        """
+        refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE)
+        self._check_input(x)
+        z = self._channels_to_last(x)
+        mask = self._checked_mask(mask, lens, z)
+        z = z if mask is None else torch.where(mask[..., None], z, 0)
+        z = self.project_in(z)
+        started = self._have_started()
+        last = dropped_after
+        if self.dropout is not None and self.training and last is None and started:
+            last = self.dropout.draw(z.device, rand_quantize_dropout_fixed_seed)
+        beams = (self.beam_size if self.training else self.eval_beam_size) if beam_size is None else beam_size
+        chosen: Tensor | None = None
+        if beams is not None and beams > 1 and started:
+            recomputes = self.training and not freeze_codebook and in_backward()
+            books = [vq.codebook_of(0) for vq in self.quantizers]
+            codes = [book.remembered()[0] if recomputes else book.codes for book in books]
+            tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
+            chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
+        total, tokens, losses = self._through_layers(z, mask, last, chosen, freeze_codebook, sample_codebook_temp)
+        total = reparameterize(z, total, DIVEQ_VARIANCE) if self.diveq and self.training else total
+        total = self.project_out(total)
+        total = total if mask is None else torch.where(mask[..., None], total, 0)
+        made = Quantized(self._channels_back(total), torch.stack(tokens, -1), torch.stack(losses))
+        return (*made, self.get_codes_from_indices(made.indices)) if return_all_codes else made
+
+    def _through_layers(
+        self,
+        z: Tensor,
+        mask: Tensor | None,
+        last: Tensor | None,
+        chosen: Tensor | None,
+        freeze_codebook: bool | None,
+        temperature: float | None,
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """(the sum of the codes, tokens and losses of each quantizer) for z [..., D]."""
+        left, total = z, torch.zeros_like(z)
+        tokens, losses, inputs, keeps = [], [], [], []
+        shared = self.quantizers[0] if self.shared_codebook else None
+        outer = shared is not None and shared.codebook_of(0).accumulating
+        with nullcontext() if shared is None else shared.accumulate():
+            for place, layer in enumerate(self.quantizers):
+                keep = mask
+                if last is not None:  # a quantizer that is dropped has all of its vectors masked
+                    used = (last >= place).expand(z.shape[:-1])
+                    keep = used if mask is None else used & mask
+                quantized, indices, loss = layer.quantize_chosen(
+                    left, keep, freeze_codebook, temperature, None if chosen is None else chosen[..., place]
+                )
+                inputs.append(left)
+                keeps.append(keep)
+                passed = self.quant_grad_frac
+                part = quantized.detach()
+                left = left - (passed * quantized + (1 - passed) * part if passed else part)
+                total = total + quantized
+                tokens.append(indices)
+                losses.append(loss)
+        if shared is not None and self.training and not outer:
+            frozen = shared.freeze_codebook if freeze_codebook is None else freeze_codebook
+            if not frozen and not in_backward():
+                learn_from_all(shared, inputs, keeps)
+        if self.quantizers[0].output_moves_codes:
+            return total, tokens, losses
+        # Each quantizer hands its output's gradient on to z, less what the ones before took from what they left over.
+        # Their sum over what they add up to is what one quantizer's would be.
+        count = len(self.layers) if last is None else last + 1
+        kept = 1 - self.quant_grad_frac
+        times = count if kept == 1 else (1 - kept**count) / (1 - kept)
         value = total.detach()
-        total = value + (total - value) / len(self.layers)
-        return Quantized(total, torch.stack(tokens, -1), torch.stack(losses).sum())
+        return value + (total - value) / times, tokens, losses
+
+    # Tokens
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
-        """Codes of each quantizer, [quantizers, ...] in the layout of one."""
-        return torch.stack([vq.get_codes_from_indices(tokens) for vq, tokens in self._with_tokens(indices)])
+        """Codes of each quantizer, [quantizers, ...] in the layout of one; zeros for a token of -1, or for none."""
+        codes = [vq.get_codes_from_indices(tokens) for vq, tokens in self._with_tokens(indices)]
+        codes += [torch.zeros_like(codes[0])] * (len(self.layers) - len(codes))
+        return torch.stack([self._channels_back(part) for part in codes])
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
-        """What `forward` returned as `quantized` for these tokens; a token of -1 adds nothing."""
+        """What `forward` returned as `quantized` for these tokens [..., quantizers].
+
+        Fewer tokens than quantizers are those of the first ones. A token of -1 adds nothing.
+        """
         parts = [vq.get_output_from_indices(tokens) for vq, tokens in self._with_tokens(indices)]
         total = torch.zeros_like(parts[0])
         for part in parts:  # added in the order of `forward`, so that both agree bit for bit
             total = total + part
-        return total
+        masked = (indices < 0).all(-1, keepdim=True)
+        return self._channels_back(torch.where(masked, 0, self.project_out(total)))
 
     def coords(self, indices: Tensor) -> Tensor:
         """Places of tokens on the maps, int64 [..., quantizers, grid axes]."""
-        return self.quantizers[0].coords(indices)
+        return torch.stack([vq.coords(tokens) for vq, tokens in self._with_tokens(indices)], -2)
 
     def _with_tokens(self, indices: Tensor) -> list[tuple[KohonenVQ, Tensor]]:
-        if indices.shape[-1:] != (len(self.layers),):
+        if not indices.ndim or not 1 <= indices.shape[-1] <= len(self.layers):
             raise ValueError(
-                f"tokens of shape {tuple(indices.shape)} must end in {len(self.layers)}, the number of quantizers"
+                f"tokens of shape {tuple(indices.shape)} must end in {len(self.layers)}, the number of quantizers, "
+                "or in fewer"
             )
         return list(zip(self.quantizers, indices.unbind(-1)))
+
+    # The codebooks
 
     @property
     def quantizers(self) -> list[KohonenVQ]:
         return [layer for layer in self.layers if isinstance(layer, KohonenVQ)]
 
     @property
-    def codebook(self) -> Tensor:
-        """[quantizers, K, D]."""
-        return torch.stack([vq.codebook for vq in self.quantizers])
+    def num_quantizers(self) -> int:
+        return len(self.layers)
 
     @property
-    def codebook_size(self) -> int:
-        return self.quantizers[0].codebook_size
+    def codebooks(self) -> Tensor | tuple[Tensor, ...]:
+        """[quantizers, K, D], or [K, D] of each in a tuple where sizes differ."""
+        codes = tuple(vq.codebook for vq in self.quantizers)
+        return codes if len(set(self.codebook_sizes)) > 1 else torch.stack(codes)
 
     @property
-    def grid(self) -> Grid:
-        return self.quantizers[0].grid
+    def codebook(self) -> Tensor | tuple[Tensor, ...]:
+        return self.codebooks
 
-    @property
-    def perplexity(self) -> Tensor:
-        """The mean over the quantizers, 0-dim."""
-        return torch.stack([vq.perplexity for vq in self.quantizers]).mean()
+    # Loading
 
-    @property
-    def usage(self) -> Tensor:
-        """The mean over the quantizers, 0-dim."""
-        return torch.stack([vq.usage for vq in self.quantizers]).mean()
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Layers saved before there was one projection for all have one each: then so has this one, from now on."""
+        if f"{prefix}layers.0.project_in.weight" in state and isinstance(self.project_in, nn.Linear):
+            weight = self.project_in.weight
+            for layer in self.quantizers:
+                layer.dim = self.dim
+                layer.project_in = nn.Linear(self.dim, self.codebook_dim).to(weight)
+                layer.project_out = nn.Linear(self.codebook_dim, self.dim).to(weight)
+            self.project_in, self.project_out = nn.Identity(), nn.Identity()
+        super()._load_from_state_dict(state, prefix, *rest)
 
-    def read_health(self) -> Tensor:
-        return together([vq.read_health() for vq in self.quantizers])
 
-    def health(self) -> Health:
-        """As KohonenVQ.health, over all of them: dead codes are added up, the others are means."""
-        return as_health(self.read_health().tolist())
+def layer_sizes(codebook_size: int | Sequence[int], num_quantizers: int | None) -> tuple[int, ...]:
+    """The size of each quantizer's codebook."""
+    if num_quantizers is not None and (not isinstance(num_quantizers, int) or num_quantizers < 1):
+        raise ValueError(f"num_quantizers={num_quantizers!r} must be an int of at least 1")
+    if isinstance(codebook_size, Sequence):
+        if not codebook_size or num_quantizers not in (None, len(codebook_size)):
+            raise ValueError(
+                f"codebook_size={codebook_size!r} is {len(codebook_size)} sizes for num_quantizers={num_quantizers!r}: "
+                "give one size for each quantizer, and leave num_quantizers out"
+            )
+        return tuple(codebook_size)
+    if num_quantizers is None:
+        raise ValueError(f"num_quantizers is missing beside codebook_size={codebook_size!r}: give the number of layers")
+    return (codebook_size,) * num_quantizers
 
-    @property
-    def skipped(self) -> Tensor:
-        return self.quantizers[0].skipped
 
-    @property
-    def step(self) -> Tensor:
-        return self.quantizers[0].step
-
-    def freeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
-        """As KohonenVQ.freeze, in all of them."""
-        for vq in self.quantizers:
-            vq.freeze(indices)
-
-    def unfreeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
-        """As KohonenVQ.unfreeze, in all of them."""
-        for vq in self.quantizers:
-            vq.unfreeze(indices)
-
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        """As KohonenVQ.accumulate, for all of them."""
-        with ExitStack() as stack:
-            for vq in self.quantizers:
-                stack.enter_context(vq.accumulate())
-            yield
+def learn_from_all(vq: KohonenVQ, inputs: list[Tensor], keeps: list[Tensor | None]) -> None:
+    """The update of a shared codebook, from the statistics that its quantizers put off; then dead codes revive."""
+    book = vq.codebook_of(0)
+    codes_KD = book.codes.detach()
+    book.learn(torch.zeros_like(codes_KD), torch.zeros_like(codes_KD[:, 0]), book.skipped.new_zeros(()))
+    if not book.dead_threshold:
+        return
+    x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
+    x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
+    valid_N = x_ND.isfinite().all(1)
+    if keeps[0] is not None:
+        valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
+    book.revive(x_ND, valid_N)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.neighborhood import Schedule
-from topovq.quantizers.base import Quantized, in_backward, may_be_recomputed
+from topovq.quantizers.base import Ask, Part, in_backward, may_be_recomputed
 from topovq.quantizers.kohonen import KohonenVQ
 
 SCORES = 2**24  # softmax weights that exist at a time: 64 MiB
@@ -33,9 +33,14 @@ class SoftKohonenVQ(KohonenVQ):
         temperature: Schedule | dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        for name in ("rotation_trick", "learnable_codebook"):
+        for name in ("rotation_trick", "learnable_codebook", "directional_reparam", "stochastic_sample_codes"):
             if options.get(name):
                 raise TypeError(f"SoftKohonenVQ: {name}=True has no meaning: the gradient goes through the softmax")
+        if options.get("orthogonal_reg_weight") or not options.get("route_gradients_to_input", True):
+            raise TypeError(
+                "SoftKohonenVQ: orthogonal_reg_weight and route_gradients_to_input=False are not supported; "
+                "use KohonenVQ"
+            )
         metric = "cosine" if options.get("use_cosine_sim") else options.get("metric", "euclidean")
         if metric != "euclidean":
             raise ValueError(f"SoftKohonenVQ: metric={metric!r} is not supported; it compares squared distances")
@@ -51,15 +56,19 @@ class SoftKohonenVQ(KohonenVQ):
             )
         self.temperature = temperature
 
-    def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, frozen: bool) -> Quantized:
+    def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
         if not self.training:
-            return super()._quantize(book, x_ND, keep_N, frozen)
+            return super()._quantize(book, x_ND, keep_N, ask)
+        if ask.chosen is not None or ask.weight is not None:
+            raise TypeError(
+                "SoftKohonenVQ: codes learn by their weights: update_indices and ema_update_weight mean nothing"
+            )
         book.settle()
         finite_N = x_ND.detach().isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
         with torch.autocast(x_ND.device.type, enabled=False):
             recomputes = in_backward()
-            learns = not frozen and not recomputes
+            learns = not ask.frozen and not recomputes
             if learns and not book.is_initialized:
                 book.initialize(x_ND.detach(), valid_N)
             if learns and may_be_recomputed():
@@ -71,12 +80,12 @@ class SoftKohonenVQ(KohonenVQ):
             q_ND, sums_KD, counts_K = _Mixture.apply(
                 x_safe, _snapshot(codes_KD), _snapshot(scale).to(x_safe.dtype), valid_N
             )
-            loss = self.commitment_weight * mean_square(x_safe, q_ND.detach(), valid_N)
+            error = mean_square(x_safe, q_ND.detach(), valid_N)
             if learns:
                 book.learn(sums_KD, counts_K, (~finite_N).sum())
                 if book.dead_threshold and not book.accumulating:
                     book.revive(x_ND.detach(), valid_N)
-        return Quantized(q_ND.to(x_ND.dtype), index_N, loss)
+        return Part(q_ND.to(x_ND.dtype), index_N, error)
 
 
 def mean_square(x_ND: Tensor, q_ND: Tensor, valid_N: Tensor) -> Tensor:

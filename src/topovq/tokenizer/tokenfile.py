@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from topovq.files import atomic_file
-from topovq.tokenizer.training.report import MissingExtra
+from topovq.missing import MissingExtra
 
 ROWS = 4096  # of a Parquet row group, and of what is held in memory
 CHUNK = 1 << 20  # bytes
@@ -74,7 +74,7 @@ def _pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingExtra("pyarrow, which Parquet files need,", "tokens") from None
+        raise MissingExtra("pyarrow, which Parquet files need,", "train") from None
     return pyarrow
 
 

@@ -212,7 +212,7 @@ def test_without_the_extra_it_says_what_to_install(
     with pytest.raises(SystemExit) as stopped:
         main(["explore", str(runs[0])])
     assert stopped.value.code == 2
-    assert "pip install 'topovq[explore]'" in capsys.readouterr().err
+    assert "pip install 'topovq[view]'" in capsys.readouterr().err
 
 
 def test_paths_by_hand(client: TestClient) -> None:

@@ -28,11 +28,10 @@ import triton.language as tl
 from torch import Tensor
 
 from topovq.ops.search import GOLDEN as _GOLDEN
-from topovq.ops.search import SAMPLE
-from topovq.ops.search import SPREAD as _SPREAD
+from topovq.ops.search import SAMPLE, SPREAD
 from topovq.ops.triton.accumulate import Stats, cdiv, on_device, power_of_2
 
-SPREAD, GOLDEN = tl.constexpr(_SPREAD), tl.constexpr(_GOLDEN)
+GOLDEN = tl.constexpr(_GOLDEN)
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
 SLOTS = tl.constexpr(16)  # of a row, which share the columns of a tile of codes
 WHICH = 4  # vectors per program that asks which code of a slot is the best
@@ -106,13 +105,13 @@ def _better_each(score, tile, best, at):
 
 
 @triton.jit
-def _center(codes_ptr, dim, K, D, SAMPLE: tl.constexpr):
-    """ops/search.py: center_of, of SAMPLE codes."""
+def _center(codes_ptr, dim, K, D, stride, SAMPLE: tl.constexpr):
+    """ops/search.py: center_of, of SAMPLE codes; stride is SPREAD modulo K."""
     sample = tl.arange(0, SAMPLE)
     have = sample < K
-    row = (sample.to(tl.int64) * SPREAD) % K
+    row = (sample * stride) % K
     here = have[:, None] & (dim < D)[None, :]
-    some = tl.load(codes_ptr + row[:, None] * D + dim[None, :], here, 0.0)
+    some = tl.load(codes_ptr + row[:, None].to(tl.int64) * D + dim[None, :], here, 0.0)
     part = dim.to(tl.float32) * GOLDEN
     along = tl.sum(some * (part - tl.floor(part) + 0.5)[None, :], 1)
     before = (along[:, None] < along[None, :]) | ((along[:, None] == along[None, :]) & (sample[:, None] < sample))
@@ -128,7 +127,7 @@ def _center(codes_ptr, dim, K, D, SAMPLE: tl.constexpr):
 @triton.jit
 def _codes_kernel(
     codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
-    K, D,
+    K, D, stride,
     EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
     CLEAR: tl.constexpr, KEPT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
@@ -138,16 +137,16 @@ def _codes_kernel(
     """
     code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     dim = tl.arange(0, DP)
+    inside = (code[:, None] < K) & (dim[None, :] < D)
+    here = code[:, None].to(tl.int64) * D + dim[None, :]
+    w = tl.load(codes_ptr + here, inside, 0.0)  # under way while the center is sought
     center = tl.zeros([DP], tl.float32)
     if EUCLIDEAN:
-        center = _center(codes_ptr, dim, K, D, SAMPLE)
+        center = _center(codes_ptr, dim, K, D, stride, SAMPLE)
     if tl.program_id(0) == 0:
         tl.store(center_ptr + dim, center, dim < D)
         if VALID:
             tl.store(skipped_ptr, 0)
-    inside = (code[:, None] < K) & (dim[None, :] < D)
-    here = code[:, None].to(tl.int64) * D + dim[None, :]
-    w = tl.load(codes_ptr + here, inside, 0.0)
     if KEPT:
         tl.store(kept_ptr + here, w, inside)
     if CLEAR:
@@ -419,10 +418,10 @@ def nearest_triton(
     with on_device(x_ND):
         _codes_kernel[(cdiv(rows, 16),)](
             codes_KD, center_D, hi, lo, scale_K, bias_K, index_N if skipped is None else skipped, sums, counts,
-            center_D if kept_KD is None else kept_KD, k, d,
+            center_D if kept_KD is None else kept_KD, k, d, SPREAD % k,
             EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,
             VALID=skipped is not None, CLEAR=clear, KEPT=kept_KD is not None, DP=padded, BLOCK_K=16,
-            SAMPLE=SAMPLE if padded <= 128 else SAMPLE // 2,
+            SAMPLE=max(8, min(SAMPLE, 4096 // padded)),
         )  # fmt: skip
         _search_kernel[(programs, shares)](
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,

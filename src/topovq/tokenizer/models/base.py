@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
 import torch
@@ -166,7 +166,7 @@ class Tokenizer(nn.Module, HubModule):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able, and the model's kind: `config.json`."""
-        arguments = cast(dict[str, Any], self._hub_mixin_config)
+        arguments = self._hub_mixin_config
         options = spelled_out(arguments["quantizer"], arguments["quantizer_options"] or {})
         config = {"model": self.kind, **arguments, "quantizer_options": options}
         return json.loads(json.dumps(config))  # tuples become lists here, not after a save
@@ -200,7 +200,8 @@ def can_be_graphed(model: Tokenizer) -> bool:
 
 
 def _total_loss(levels: list[Any]) -> Tensor:
-    return levels[0][2].float() if len(levels) == 1 else torch.stack([level[2].float() for level in levels]).sum()
+    losses = [level[2].float().sum() for level in levels]  # a residual quantizer has one for each of its layers
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def _unwrap(levels: list[Tensor]) -> Tokens:

@@ -13,16 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from topovq.health import Health
+from topovq.missing import MissingExtra
 from topovq.tokenizer.training.watch import UsageWatch
 
 NARROW, WIDE = 100, 140  # columns of a terminal from which on the bar says more
-
-
-class MissingExtra(ImportError):
-    """An optional package is needed; the message says how to install it."""
-
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; install it with: pip install 'topovq[{extra}]'")
 
 
 class Logger(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from topovq.tokenizer.training import MissingExtra
+from topovq.missing import needs
 from topovq.view.report import study
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -17,12 +17,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 def explore(runs: Sequence[str | Path], port: int = 8765, images: Path | None = None, host: str = "127.0.0.1") -> None:
     """Serve the page of `runs` (folders, one or two) at `host` and `port` (0: any free one)."""
-    try:
+    with needs("view"):
         import uvicorn
 
         from topovq.view.explorer.app import create_app
-    except ImportError as error:
-        raise MissingExtra(error.name or "fastapi", "explore") from None
     if not 1 <= len(runs) <= 2:
         raise ValueError(f"{len(runs)} runs were given; the page shows one, or two side by side")
     names = [Path(run).resolve().name for run in runs]

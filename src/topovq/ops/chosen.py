@@ -1,0 +1,29 @@
+"""What `quantize` gives where the codes were chosen otherwise than by distance: drawn, or found by a beam search.
+
+Legend: N vectors x, K codes w, D dimensions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from topovq.ops.accumulate import accumulate
+from topovq.ops.quantize import Choice
+
+
+def quantize_as(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None, stats: bool) -> Choice:
+    """The codes index_N, with the error, the statistics and the gradients that `quantize` has for its choice."""
+    with torch.autocast(x_ND.device.type, enabled=False):
+        finite_N = x_ND.detach().isfinite().all(1)
+        valid_N = finite_N if keep_N is None else finite_N & keep_N
+        rows_ND = codes_KD.detach()[index_N]
+        dtype = torch.promote_types(x_ND.dtype, torch.float32)
+        share = 1 / (valid_N.sum() * x_ND.shape[1]).clamp(min=1).to(dtype)
+        error = torch.where(valid_N[:, None], x_ND.to(dtype) - rows_ND, 0).square().sum() * share
+        sums_KD, counts_K = accumulate(x_ND.detach()[:0], index_N[:0], 0)
+        if stats:
+            sums_KD, counts_K = accumulate(x_ND.detach(), torch.where(valid_N, index_N, -1), codes_KD.shape[0])
+        # Straight-through, with the value of the code to the last bit: what is added is 0.
+        q_ND = rows_ND.to(x_ND.dtype) + torch.where(finite_N[:, None], x_ND - x_ND.detach(), 0)
+    return Choice(q_ND, error, index_N, sums_KD, counts_K, (~finite_N).sum())
