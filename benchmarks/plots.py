@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.measured import FIRST, PEERS, ROOT, SHAPES, SMALL, Results
-from topovq.files import atomic_file
+from topovq.storage import atomic_file
 
 DOCS = ROOT / "docs"
 BLUE, SKY, ORANGE, GREEN, RED, GRAY = "#0b5cad", "#56b4e9", "#e69f00", "#009e73", "#c1272d", "#8a8a8a"

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import experiments.peers  # noqa: F401  the names of vector-quantize-pytorch's quantizers
+from topovq.distributed import pick_device
 from topovq.tokenizer.models import can_be_graphed
 from topovq.tokenizer.training import TrainConfig, World
-from topovq.tokenizer.training.distributed import pick_device
 from topovq.tokenizer.training.feed import open_feed
 from topovq.tokenizer.training.record import environment
 from topovq.tokenizer.training.step import TrainStep, fastest_convolutions, make_optimizer

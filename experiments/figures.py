@@ -44,7 +44,7 @@ from experiments.plots import (
 from experiments.records import Record, Records, check_alike
 from experiments.runs import Images, load
 from experiments.specs import IMAGES, PAPER_STEPS, QUICK, SCALE, SETTINGS, Cell, Options, cells, once, other_data
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training import TrainConfig

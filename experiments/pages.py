@@ -26,7 +26,7 @@ from experiments.scale import make_scale
 from experiments.schedules import RECORDS, Line
 from experiments.specs import Cell, Dataset, Options, cells
 from experiments.tables import Table, as_csv, make_table
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 from topovq.tokenizer.training import TrainConfig
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topovq import distributed, health
+from topovq import distributed, metrics
+from topovq.codebook import Codebook
 from topovq.grid import check_range
-from topovq.health import Health, as_health
 from topovq.ops.update import NEVER, follow_use
-from topovq.quantizers import Quantized
+from topovq.quantizers import Quantized, Quantizer
 from topovq.tokenizer.models import QUANTIZERS
 from topovq.tokenizer.training import MissingExtra
 
@@ -60,14 +60,13 @@ def their(name: str) -> Any:
         raise MissingPackage from error
 
 
-class Peer(nn.Module):
+class Peer(Quantizer):
     """A quantizer of theirs for feature maps [B, C, h, w], called and watched like ours.
 
     In evaluation `quantized` is what `get_output_from_indices` gives for the tokens, bit for bit, and the loss of all
     but SimVQ is 0.
     """
 
-    graphable = True  # whether a training step with it can be compiled and replayed as a CUDA graph
     decay = 0.99  # of `hits`
     hits: Tensor  # [K], running mean of how often each code is chosen per batch
     idle: Tensor  # int32 [K], updates since each code was last chosen
@@ -78,12 +77,21 @@ class Peer(nn.Module):
         if not accept_image_fmap:
             raise ValueError("accept_image_fmap=False is not supported: the quantizer takes feature maps [B, C, h, w]")
         self.dim = dim
-        self.codebook_size = codebook_size
+        self.size = codebook_size
         self.inner: Any = inner
         self.codes_read: Tensor | None = None
         self.register_buffer("hits", torch.zeros(codebook_size))
         self.register_buffer("idle", torch.full((codebook_size,), NEVER, dtype=torch.int32))
         self.register_buffer("nothing", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    @property
+    def codebook_size(self) -> int:
+        return self.size
+
+    @property
+    def maps(self) -> list[Codebook]:
+        """None: the codes have no places."""
+        return []
 
     def forward(self, x_BCHW: Tensor) -> Quantized:
         """(quantized [B, C, h, w], indices int64 [B, h, w], loss); in training mode the codes learn."""
@@ -125,7 +133,7 @@ class Peer(nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         if f"{prefix}hits" in state:  # states from before `idle` was kept
-            chosen_K = health.chosen_by_hits(state[f"{prefix}hits"], self.decay)
+            chosen_K = metrics.chosen_by_hits(state[f"{prefix}hits"], self.decay)
             state.setdefault(f"{prefix}idle", torch.where(chosen_K, 0, NEVER).int())
         super()._load_from_state_dict(state, prefix, *rest)
 
@@ -136,11 +144,11 @@ class Peer(nn.Module):
 
     @property
     def perplexity(self) -> Tensor:
-        return health.perplexity(self.hits)
+        return metrics.perplexity(self.hits)
 
     @property
     def usage(self) -> Tensor:
-        return health.usage(self.idle, self.decay)
+        return metrics.usage(metrics.used_lately(self.idle, self.decay))
 
     @property
     def skipped(self) -> Tensor:
@@ -148,14 +156,10 @@ class Peer(nn.Module):
         return self.nothing
 
     def read_health(self) -> Tensor:
-        """As Quantizer.read_health."""
+        """As Quantizer.read_health. The codes of FSQ and LFQ are fixed: their drift is 0."""
         codes_KD = self.codebook.detach().clone()
         before_KD, self.codes_read = self.codes_read, codes_KD
-        return health.figures(self.hits, self.idle, self.decay, codes_KD, before_KD)
-
-    def health(self) -> Health:
-        """As Quantizer.health. The codes of FSQ and LFQ are fixed: their drift is 0."""
-        return as_health(self.read_health().tolist())
+        return metrics.health_figures(self.hits, self.idle, self.decay, codes_KD, before_KD)
 
 
 class PeerVQ(Peer):
@@ -316,7 +320,7 @@ def fsq_levels(codebook_size: int) -> tuple[int, ...]:
     return min(found, key=lambda levels: (abs(math.log(math.prod(levels) / codebook_size)), len(levels)))
 
 
-PEERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+PEERS: dict[str, tuple[type[Quantizer], dict[str, Any]]] = {
     "vqp": (PeerVQ, {"rotation_trick": False, "kmeans_init": True, "threshold_ema_dead_code": 2}),
     "vqp-rotation": (PeerVQ, {"rotation_trick": True}),
     "simvq": (PeerSimVQ, {}),

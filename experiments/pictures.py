@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch.nn.functional import avg_pool2d
 
 from experiments.plots import DPI, INK, LETTER, LINE, MARGIN, PALE, TEXT, style, wrapped
 from topovq.grid import Grid
-from topovq.metrics import BLOCK, not_neighbors, topographic_error
+from topovq.metrics import BLOCK, not_neighbors, to_psnr, topographic_error
 from topovq.tokenizer.atlas import LEVEL_NAMES, charts, draw, map_picture
 from topovq.tokenizer.models import Tokenizer, codes_of
 from topovq.tokenizer.training.evaluate import count_tokens
@@ -282,11 +281,6 @@ def shift_scores(
 def batches(images_BCHW: Tensor) -> Sequence[Tensor]:
     """The images in as many parts as `shift_scores` takes them in."""
     return images_BCHW.split(max(1, PIXELS // images_BCHW[0, 0].numel()))
-
-
-def to_psnr(squared_error: float) -> float:
-    """Mean squared error of pixels (0 to 255) -> dB; infinity where there is none."""
-    return 10 * math.log10(255**2 / squared_error) if squared_error else math.inf
 
 
 # Order on the map

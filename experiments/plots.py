@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from topovq.files import write_atomic
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
+from topovq.storage import write_atomic
 from topovq.view.pictures import COLORS
 
 DPI = 150

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from experiments.records import Record, Records, resolved
+from topovq.distributed import pick_device
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training import Interrupted, RunResult, TrainConfig, load_run, open_data, train_all
-from topovq.tokenizer.training.distributed import pick_device
 from topovq.view.report import with_channels
 
 

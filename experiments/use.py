@@ -19,13 +19,13 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from topovq.distributed import pick_device
 from topovq.metrics import perplexity, usage
 from topovq.tokenizer.models import load_pretrained
 from topovq.tokenizer.training import read_record
-from topovq.tokenizer.training.distributed import pick_device
+from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import count_tokens
 from topovq.tokenizer.training.record import RECORD_FILE, environment
-from topovq.tokenizer.training.sources import open_data
 
 BATCH = 512
 

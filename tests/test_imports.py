@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,10 @@ FLOORS = {
     2: ["som", "convert", "interop"],
     1: [
         "quantizers",
-        "files",
-        "saving",
+        "storage",
         "codebook",
         "state",
         "metrics",
-        "health",
         "rules",
         "neighborhood",
         "ops",
@@ -62,6 +61,18 @@ def test_imports_point_down(path):
     for room in imported_rooms(path) - {room_of(path)}:
         assert room in ROOMS, f"{path.name} imports topovq.{room}, which has no place in the house"
         assert ROOMS.index(room) > here, f"{room_of(path)} imports {room}, which is above it"
+
+
+def test_mypy_is_strict_on_the_core_floor():
+    settings = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["tool"]["mypy"]
+    strict = next(each for each in settings["overrides"] if each.get("disallow_untyped_defs"))
+    assert {name.removeprefix("topovq.").removesuffix(".*") for name in strict["module"]} == set(FLOORS[1])
+
+
+def test_no_two_modules_have_one_name():
+    """But for kernels, which are named as their operation."""
+    names = [path.stem for path in FILES if path.stem != "__init__" and path.parent != PACKAGE / "ops" / "triton"]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_the_page_on_the_house_says_the_same():

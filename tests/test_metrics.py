@@ -33,7 +33,7 @@ def test_a_token_beyond_the_codebook_is_refused():
 )
 def test_perplexity(counts, expected):
     perplexity = metrics.perplexity(torch.tensor(counts))
-    assert perplexity.dtype == torch.float64
+    assert perplexity.dtype == (torch.float64 if isinstance(counts[0], int) else torch.float32)
     assert perplexity.item() == pytest.approx(expected, rel=1e-12 if isinstance(counts[0], int) else 1e-6)
 
 
@@ -96,3 +96,12 @@ def test_many_vectors_are_taken_in_blocks(monkeypatch):
 def test_one_code_has_no_topographic_error():
     with pytest.raises(ValueError, match="1 codes have no second closest one: expected at least 2"):
         metrics.topographic_error(torch.randn(3, 2), torch.randn(1, 2), Grid(1))
+
+
+def test_psnr_by_hand():
+    black = torch.zeros(3, 2, 2, dtype=torch.uint8)
+    assert metrics.psnr(black, torch.full_like(black, 255)) == 0
+    # One gray level off in every pixel: 20 log10(255).
+    assert metrics.psnr(black + 1, black) == pytest.approx(48.1308036)
+    assert metrics.psnr(black, black) == math.inf
+    assert metrics.to_psnr(255**2 / 100) == pytest.approx(20)

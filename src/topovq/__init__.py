@@ -8,7 +8,7 @@ from topovq import convert
 from topovq.grid import Grid
 from topovq.interop import export_quantizers, replace_quantizers
 from topovq.neighborhood import Neighborhood, Schedule
-from topovq.quantizers import GradientVQ, GroupedResidualVQ, KohonenVQ, Quantized, ResidualVQ, SoftKohonenVQ
+from topovq.quantizers import GradientVQ, GroupedResidualVQ, KohonenVQ, Quantized, Quantizer, ResidualVQ, SoftKohonenVQ
 
 if TYPE_CHECKING:
     from topovq.som import GrowingNeuralGas, NeuralGas, SelfOrganizingMap
@@ -22,6 +22,7 @@ __all__ = [
     "Neighborhood",
     "NeuralGas",
     "Quantized",
+    "Quantizer",
     "ResidualVQ",
     "Schedule",
     "SelfOrganizingMap",

@@ -20,20 +20,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topovq import distributed, health
+from topovq import distributed, metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
+from topovq.ops.direct import in_backward, may_be_recomputed
 from topovq.ops.search import nearest
 from topovq.ops.update import follow_use, update
 from topovq.state import CodebookState
 
 COUNT_SMOOTHINGS = ("carried", "copy")
 USUAL_DECAY = 0.99  # of the figures, where decay = 1 would never change them
+
+
+class Turn(NamedTuple):
+    """One batch's turn with a codebook, between `Codebook.begin` and `Codebook.finish`."""
+
+    codes_KD: Tensor
+    """The codes to search, and the step they are of."""
+    step: Tensor
+    learns: bool
+    """Whether this batch is one to learn from, by an update or by a gradient."""
+    moves: bool
+    """Whether `finish` updates: not in activation checkpointing's second forward, whose first one did."""
+    valid_N: Tensor | None
+    """Which vectors codes may start from, where any may have to."""
 
 
 class Codebook(CodebookState):
@@ -109,6 +125,50 @@ class Codebook(CodebookState):
         # The codes when their health was last read. No buffer: it is nobody's state but this process's.
         self.codes_read: Tensor | None = None
 
+    # A batch's turn: what every quantizer does before and after its search
+
+    def begin(self, x_ND: Tensor, keep_N: Tensor | None, learns: bool) -> Turn:
+        """Before the search: codes that have no start take it from these vectors, of which `keep_N` leaves some out."""
+        self.settle()
+        moves, valid_N = learns and not in_backward(), None
+        if moves:
+            if not self.is_initialized or self.dead_threshold:
+                valid_N = x_ND.detach().isfinite().all(1)
+                valid_N = valid_N if keep_N is None else valid_N & keep_N
+                if not self.is_initialized:
+                    self.initialize(x_ND.detach(), valid_N)
+            if may_be_recomputed():
+                self.remember()
+        return Turn(*self.searched(learns), learns, moves, valid_N)
+
+    def searched(self, learns: bool) -> tuple[Tensor, Tensor]:
+        """(codes, step) for a forward to use: a second forward sees what the first one saw."""
+        if learns and in_backward() and self.codes_before is not None and self.step_before is not None:
+            return self.codes_before, self.step_before
+        return self.codes, self.step
+
+    def finish(
+        self,
+        turn: Turn,
+        x_ND: Tensor,
+        sums_KD: Tensor,
+        counts_K: Tensor,
+        skipped: Tensor,
+        share_K: Tensor | None = None,
+    ) -> None:
+        """After the search: learn from its statistics (`learn`), then revive codes that receive too little.
+
+        `share_K` is how much of the update each code takes: 0 leaves it as it is, 1 (None) is the whole.
+        """
+        if not turn.moves:
+            return
+        if share_K is None:
+            self.learn(sums_KD, counts_K, skipped)
+        else:
+            self._learn_share(share_K, sums_KD, counts_K, skipped)
+        if turn.valid_N is not None and self.dead_threshold and not self.accumulating:
+            self.revive(x_ND.detach(), turn.valid_N)
+
     # Using the codes
 
     def search(self, x_ND: Tensor, codes_KD: Tensor | None = None) -> Tensor:
@@ -182,6 +242,25 @@ class Codebook(CodebookState):
             carried=self.count_smoothing == "carried",
             cosine=self.unit_length,
         )
+
+    @torch.no_grad()
+    def _learn_share(self, share_K: Tensor, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
+        share_K, share_K1 = share_K.to(self.counts), share_K.to(self.counts)[:, None]
+        before_KD, before_sums_KD, before_K = self.codes.clone(), self.sums.clone(), self.counts.clone()
+        self.learn(sums_KD, counts_K, skipped)
+        self.sums.copy_(before_sums_KD.lerp(self.sums, share_K1))
+        self.counts.copy_(before_K.lerp(self.counts, share_K))
+        between_KD = self.sums / self.divisor()[:, None]
+        between_KD = F.normalize(between_KD, dim=1) if self.unit_length else between_KD
+        whole_KD = torch.where((share_K1 == 1) | self.frozen[:, None], self.codes, between_KD)
+        self.codes.copy_(torch.where(share_K1 == 0, before_KD, whole_KD))
+
+    def divisor(self) -> Tensor:
+        """What m is divided by to give w, [K]: N, smoothed where the rule smooths a copy."""
+        if not self.update_empty or self.count_smoothing == "carried":
+            return self.counts
+        total = self.counts.sum()
+        return (self.counts + self.eps) / (total + self.size * self.eps) * total
 
     def _follow_weight(self, received_K: Tensor, counts_K: Tensor) -> None:
         """Move the running weight of the codes by a batch's counts, before `update` moves the rest.
@@ -262,26 +341,20 @@ class Codebook(CodebookState):
             self.codes_before.copy_(self.codes.detach())
             self.step_before.copy_(self.step)
 
-    def remembered(self) -> tuple[Tensor, Tensor]:
-        """(codes, step) as they were kept; as they are, where nothing was."""
-        if self.codes_before is None or self.step_before is None:
-            return self.codes, self.step
-        return self.codes_before, self.step_before
-
     # Reading how it goes
 
     def perplexity(self) -> Tensor:
         """exp(entropy) of the running use of the codes: from 1 (one code) to K (all alike)."""
-        return health.perplexity(self.hits)
+        return metrics.perplexity(self.hits)
 
     def usage(self) -> Tensor:
         """Share of the codes chosen in the last 1 / (1 - decay) updates (with decay = 1: in the last 100)."""
-        return health.usage(self.idle, self.memory)
+        return metrics.usage(metrics.used_lately(self.idle, self.memory))
 
     def read_health(self) -> Tensor:
-        """The figures of `health.Health`, float32 [5]; drift is since the last call."""
+        """The figures of `metrics.Health`, float32 [5]; drift is since the last call."""
         before_KD, self.codes_read = self.codes_read, self.codes.detach().clone()
-        return health.figures(self.hits, self.idle, self.memory, self.codes, before_KD)
+        return metrics.health_figures(self.hits, self.idle, self.memory, self.codes, before_KD)
 
     def extra_repr(self) -> str:
         return f"{self.size} codes of {self.codes.shape[1]} dimensions, {self.neighborhood}"

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from topovq.files import write_atomic
+from topovq.storage import write_atomic
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training import TrainConfig, load_run, open_data, read_record, train
 from topovq.tokenizer.training.record import RECORD_FILE

@@ -152,7 +152,8 @@ class Grid:
                 delta = torch.cat(
                     [delta[..., :axis], torch.minimum(span, period - span)[..., None], delta[..., axis + 1 :]], -1
                 )
-        return torch.linalg.vector_norm(delta, dim=-1)
+        length: Tensor = torch.linalg.vector_norm(delta, dim=-1)
+        return length
 
     def distance_matrix(self, device: torch.device | str | None = None) -> Tensor:
         """All K x K distances, float64: for tests and small K."""

@@ -1,11 +1,18 @@
-"""Figures that say how well codes are used and how well the map is ordered, on plain tensors."""
+"""Every measure, on plain tensors: the use of codes, the health of a codebook, the order of a map, images.
+
+Legend: N vectors x, K codes w, D dimensions.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topovq.grid import Grid
+from topovq.grid import Grid, check_range
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import center_of, nearest
@@ -13,30 +20,109 @@ from topovq.ops.search import center_of, nearest
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
 
 
+# Use of the codes
+
+
 def code_counts(indices: Tensor, num_codes: int) -> Tensor:
-    """How often each code occurs, int64 [K]; masked tokens (-1) do not count."""
-    flat = indices.reshape(-1)
-    counts_K = torch.bincount(flat[flat >= 0], minlength=num_codes)
-    if len(counts_K) > num_codes:
-        raise ValueError(f"token {len(counts_K) - 1} is out of range: expected 0 to {num_codes - 1}, or -1 for masked")
-    return counts_K
+    """How often each code occurs, int64 [K]; masked tokens (-1) do not count. Does not wait for the device."""
+    check_range("token", indices, num_codes, masked=True)
+    flat_N = indices.reshape(-1)
+    place_N = torch.where(flat_N < 0, num_codes, flat_N)
+    counts = torch.zeros(num_codes + 1, dtype=torch.int64, device=indices.device)
+    return counts.index_add_(0, place_N, torch.ones_like(place_N))[:num_codes]
 
 
 def perplexity(counts_K: Tensor) -> Tensor:
-    """exp(-sum p log p): from 1 (one code) to K (all alike), float64; 1 where nothing was counted."""
-    counts_K = counts_K.double()
-    share_K = counts_K / counts_K.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    """exp(-sum p log p): from 1 (one code) to K (all alike); 1 where nothing was counted.
+
+    Counts give float64, running means of counts their own type.
+    """
+    counts_K = counts_K if counts_K.is_floating_point() else counts_K.double()
+    share_K = counts_K / counts_K.sum().clamp(min=torch.finfo(counts_K.dtype).tiny)
     return torch.exp(torch.special.entr(share_K).sum())
 
 
 def usage(counts_K: Tensor) -> Tensor:
-    """Share of codes that occur at least once, float64."""
-    return (counts_K > 0).double().mean()
+    """Share of codes that occur at least once: float64 of counts, float32 of a bool for each code."""
+    return (counts_K > 0).to(torch.float32 if counts_K.dtype == torch.bool else torch.float64).mean()
+
+
+# Health of a codebook: `hits` is the running mean of how often each code is chosen per batch, `decay` its decay, `idle`
+# the number of updates since each code was last chosen. Nothing here waits for the device.
+
+
+class Health(NamedTuple):
+    """What `vq.health()` returns; over several codebooks `dead_codes` is the sum, the others are means."""
+
+    usage: float
+    """Share of the codes chosen in the last 1 / (1 - decay) updates, whatever was before."""
+    perplexity: float
+    """exp(entropy) of the running use of the codes: from 1 (one code) to K (all alike)."""
+    dead_codes: int
+    """Codes that were not chosen lately."""
+    drift: float
+    """How far the codes moved since health was last asked: their RMS distance to where they were, over their RMS
+    distance to their mean. 0.01 is a codebook that hardly moves. nan the first time, and where all codes are alike."""
+    tokens: int
+    """Tokens that usage, perplexity and dead codes rest on: those of the last 1 / (1 - decay) updates."""
+
+
+def used_lately(idle_K: Tensor, decay: float) -> Tensor:
+    """Which codes were chosen in the last 1 / (1 - decay) updates, bool [K]."""
+    return (idle_K >= 0) & (idle_K < round(1 / (1 - decay)))  # below 0: what a loader that knew no `idle` left there
+
+
+def chosen_by_hits(hits_K: Tensor, decay: float) -> Tensor:
+    """Which codes were chosen lately, as well as `hits` alone can tell, bool [K]: for states without `idle`."""
+    once = (1 - decay) * decay ** (1 / (1 - decay))
+    return hits_K > once * (1 - 1e-3) if decay else hits_K > 0
+
+
+def drift(codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
+    """`Health.drift` of codes that were `before_KD`; nan where that is not known."""
+    codes_KD = codes_KD.float()
+    if before_KD is None:
+        return codes_KD.new_full((), math.nan)
+    moved = (codes_KD - before_KD.to(codes_KD)).square().sum(1).mean().sqrt()
+    spread = (codes_KD - codes_KD.mean(0)).square().sum(1).mean().sqrt()
+    return torch.where(spread > 0, moved / spread, math.nan)
+
+
+@torch.no_grad()
+def health_figures(hits_K: Tensor, idle_K: Tensor, decay: float, codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
+    """The figures of one codebook, float32 [5] on its device, in the order of `Health`."""
+    used_K = used_lately(idle_K, decay)
+    return torch.stack(
+        [
+            usage(used_K),
+            perplexity(hits_K).float(),
+            (~used_K).sum().float(),
+            drift(codes_KD, before_KD),
+            hits_K.sum().float() / (1 - decay),
+        ]
+    )
+
+
+def health_of_all(several: Sequence[Tensor]) -> Tensor:
+    """The figures of several codebooks as those of one, float32 [5]."""
+    stacked_B5 = torch.stack(list(several))
+    means_5, dead = stacked_B5.mean(0), stacked_B5[:, 2].sum(0, keepdim=True)
+    return torch.cat([means_5[:2], dead, means_5[3:]])
+
+
+def as_health(values: Sequence[float]) -> Health:
+    """Figures that have arrived on the host."""
+    share, perplexed, dead, moved, tokens = values
+    return Health(share, perplexed, round(dead), moved, round(tokens))
+
+
+# Order of the map
 
 
 def quantization_error(x_ND: Tensor, codes_KD: Tensor) -> Tensor:
     """Mean Euclidean distance of a vector to its closest code."""
-    return torch.linalg.vector_norm(x_ND - codes_KD[nearest(x_ND, codes_KD)], dim=1).mean()
+    apart_N: Tensor = torch.linalg.vector_norm(x_ND - codes_KD[nearest(x_ND, codes_KD)], dim=1)
+    return apart_N.mean()
 
 
 def topographic_error(x_ND: Tensor, codes_KD: Tensor, grid: Grid) -> Tensor:
@@ -45,7 +131,7 @@ def topographic_error(x_ND: Tensor, codes_KD: Tensor, grid: Grid) -> Tensor:
         raise ValueError(f"{len(codes_KD)} codes have no second closest one: expected at least 2")
     center_D = center_of(codes_KD)  # cdist works with squares: their rounding grows with the distance from the origin
     apart = []
-    for x in x_ND.split(max(1, BLOCK // len(codes_KD))):
+    for x in torch.split(x_ND, max(1, BLOCK // len(codes_KD))):
         distances = torch.cdist(x - center_D, codes_KD - center_D)
         first, second = distances.topk(2, largest=False).indices.unbind(1)
         apart.append(not_neighbors(first, second, grid))
@@ -117,3 +203,16 @@ def neighborhood_preservation(codes_KD: Tensor, grid: Grid) -> Tensor:
     rank_KK = apart_KK.argsort(dim=1, stable=True).argsort(dim=1)
     wanted_K1 = near_KK.sum(1, keepdim=True)
     return ((near_KK & (rank_KK < wanted_K1)).sum(1) / wanted_K1[:, 0]).double().mean()
+
+
+# Images
+
+
+def to_psnr(squared_error: float) -> float:
+    """Mean squared error of pixels (0 to 255) -> peak signal-to-noise ratio in dB; infinity where there is none."""
+    return 10 * math.log10(255**2 / squared_error) if squared_error else math.inf
+
+
+def psnr(ours: Tensor, theirs: Tensor) -> float:
+    """Peak signal-to-noise ratio of two uint8 images in dB."""
+    return to_psnr(float((ours.double() - theirs.double()).square().mean()))

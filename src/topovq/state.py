@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from topovq import health
+from topovq import metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.direct import plain
 from topovq.ops.update import NEVER
@@ -145,7 +145,8 @@ class CodebookState(nn.Module):
             return tensor.to(moved.device) if lower else moved
 
         self.settle()
-        return super()._apply(keep_precision, recurse)
+        super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]  # of torch
+        return self
 
     # Saving and loading
 
@@ -187,7 +188,7 @@ class CodebookState(nn.Module):
         if whole:
             self._round_together(state, prefix)
             hits_K = state[f"{prefix}hits"]
-            state.setdefault(f"{prefix}idle", torch.where(health.chosen_by_hits(hits_K, self.memory), 0, NEVER).int())
+            state.setdefault(f"{prefix}idle", torch.where(metrics.chosen_by_hits(hits_K, self.memory), 0, NEVER).int())
             self._load_pending(state.pop(f"{prefix}pending", None), prefix, errors)
             if self.received is not None:
                 state.setdefault(f"{prefix}received", state.get(f"{prefix}counts", self.received))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from topovq import GradientVQ, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
-from topovq.health import Health, drift, figures, perplexity, used
+from topovq.metrics import Health, drift, health_figures, perplexity, used_lately
 
 
 def four_codes(**options: object) -> KohonenVQ:
@@ -115,8 +115,8 @@ def test_codes_without_spread_have_no_drift_to_speak_of() -> None:
 
 def test_decay_of_zero_counts_the_last_batch_alone() -> None:
     idle_K = torch.tensor([1, 0])
-    assert used(idle_K, 0.0).tolist() == [False, True]
-    assert figures(torch.tensor([0.0, 3.0]), idle_K, 0.0, torch.zeros(2, 1), None)[4] == 3
+    assert used_lately(idle_K, 0.0).tolist() == [False, True]
+    assert health_figures(torch.tensor([0.0, 3.0]), idle_K, 0.0, torch.zeros(2, 1), None)[4] == 3
 
 
 def every_kind() -> dict[str, torch.nn.Module]:

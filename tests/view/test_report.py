@@ -16,8 +16,9 @@ from PIL import Image
 from small_runs import make_run
 
 from topovq.cli import main
+from topovq.metrics import psnr
 from topovq.tokenizer.training import load_run, open_data
-from topovq.view.report import psnr, ssim, study, write_report
+from topovq.view.report import ssim, study, write_report
 from topovq.view.report.curves import Axis, curves, round_step
 from topovq.view.report.images import colored, data_uri, sheet
 

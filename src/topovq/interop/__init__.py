@@ -3,7 +3,7 @@
 from topovq.interop.hf_diffusers import DiffusersReplacement
 from topovq.interop.kohonen_vae import from_kohonen_vae
 from topovq.interop.lucidrains import VectorQuantizeReplacement, from_vector_quantize_pytorch
-from topovq.interop.models import export_quantizers, replace_quantizers
+from topovq.interop.replace import export_quantizers, replace_quantizers
 from topovq.interop.rosinality import from_rosinality
 
 __all__ = [

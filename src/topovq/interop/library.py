@@ -1,7 +1,7 @@
 """What the file of one library gives: how its quantizer is recognized, replaced and restored.
 
 Each file of this room knows one library and ends in `LIBRARIES`, a tuple of `Library`, one for each class that can be
-replaced; `models.py` gathers them. No file imports the library it knows: many are repositories whose classes were
+replaced; `replace.py` gathers them. No file imports the library it knows: many are repositories whose classes were
 copied into somebody's model. So a class is recognized by its name and by what it holds.
 
 A replacement

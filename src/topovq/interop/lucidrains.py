@@ -30,7 +30,7 @@ class VectorQuantizeReplacement(Replacement, KohonenVQ):
 
     def restored(self) -> nn.Module:
         codes_HKD, sums_HKD, counts_HK = (
-            torch.stack(parts) for parts in zip(*(export_statistics(book) for book in self._books()))
+            torch.stack(parts) for parts in zip(*(export_statistics(book) for book in self.books()))
         )
         tensors = {
             **dict(zip(VECTOR_QUANTIZE[1:], (codes_HKD, sums_HKD, counts_HK))),

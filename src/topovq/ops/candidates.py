@@ -21,7 +21,8 @@ def nearest_k(x_ND: Tensor, codes_KD: Tensor, k: int, metric: str = "euclidean")
     check_metric(metric)
     if not 1 <= k <= codes_KD.shape[0]:
         raise ValueError(f"k={k!r} must be at least 1 and at most {codes_KD.shape[0]}, the number of codes")
-    return _nearest_k(x_ND.detach(), codes_KD.detach(), k, metric)
+    index_Nk: Tensor = _nearest_k(x_ND.detach(), codes_KD.detach(), k, metric)
+    return index_Nk
 
 
 def sample(x_ND: Tensor, codes_KD: Tensor, temperature: float, metric: str = "euclidean") -> Tensor:
@@ -32,7 +33,8 @@ def sample(x_ND: Tensor, codes_KD: Tensor, temperature: float, metric: str = "eu
     check_metric(metric)
     if not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; choose the closest code for 0")
-    return _sample(x_ND.detach(), codes_KD.detach(), float(temperature), metric)
+    index_N: Tensor = _sample(x_ND.detach(), codes_KD.detach(), float(temperature), metric)
+    return index_N
 
 
 @torch.library.custom_op("topovq::nearest_k", mutates_args=())

@@ -68,12 +68,13 @@ def _transfer(
         step = torch.arange(n, dtype=torch.float64, device=device) - off
         apart = torch.minimum(step.abs(), (step - n).abs()) * pitch
         squares = squares + apart.square().view([-1 if i == axis else 1 for i in range(len(padded))])
-    return torch.fft.rfftn(kernel.weight(squares.sqrt()))
+    spectrum: Tensor = torch.fft.rfftn(kernel.weight(squares.sqrt()))
+    return spectrum
 
 
 def _forward(field: Tensor, padded: list[int]) -> Tensor:
     """[*sizes, C] -> spectrum [C, *frequencies]; an axis is padded only when it is transformed."""
-    spectrum = torch.fft.rfft(field.movedim(-1, 0).double().contiguous(), n=padded[-1], dim=-1)
+    spectrum: Tensor = torch.fft.rfft(field.movedim(-1, 0).double().contiguous(), n=padded[-1], dim=-1)
     for axis in reversed(range(len(padded) - 1)):
         spectrum = torch.fft.fft(spectrum, n=padded[axis], dim=axis + 1)
     return spectrum
@@ -83,7 +84,8 @@ def _inverse(spectrum: Tensor, padded: list[int], sizes: list[int]) -> Tensor:
     """The inverse of `_forward`, cropped axis by axis."""
     for axis in range(len(padded) - 1):
         spectrum = torch.fft.ifft(spectrum, dim=axis + 1).narrow(axis + 1, 0, sizes[axis])
-    return torch.fft.irfft(spectrum, n=padded[-1], dim=-1)[..., : sizes[-1]].movedim(0, -1)
+    field: Tensor = torch.fft.irfft(spectrum, n=padded[-1], dim=-1)
+    return field[..., : sizes[-1]].movedim(0, -1)
 
 
 def _fast_length(n: int) -> int:

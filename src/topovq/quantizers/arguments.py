@@ -35,7 +35,7 @@ def asks_for_nothing(name: str, value: Any) -> bool:
     if value is None or name in SETTINGS:
         return True
     if name in NOTHING:
-        return value == NOTHING[name]
+        return bool(value == NOTHING[name])
     return not isinstance(value, Tensor) and (value is False or (isinstance(value, (int, float)) and value == 0))
 
 

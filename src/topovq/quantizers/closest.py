@@ -12,10 +12,10 @@ from topovq.quantizers.results import Quantized
 from topovq.quantizers.rotation import rotate_to
 
 if TYPE_CHECKING:
-    from topovq.quantizers.base import Quantizer
+    from topovq.quantizers.layer import Layer
 
 
-def closest(vq: Quantizer, x: Tensor, mask: Tensor | None, lens: Tensor | None, k: int) -> Quantized:
+def closest(vq: Layer, x: Tensor, mask: Tensor | None, lens: Tensor | None, k: int) -> Quantized:
     """Quantized with one more axis for the k candidates, closest first, and a loss for each; no code moves.
 
     quantized  [..., k, C] ([B, C, ..., k] where channels come first); indices and loss [..., k]: -1 and 0 where masked

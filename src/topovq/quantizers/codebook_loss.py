@@ -37,4 +37,5 @@ def codebook_loss(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, error: Te
     if transformed():  # torch's own operations, for forward-mode derivatives
         at_KD = codes_KD.detach()
         return error + ((codes_KD - at_KD) * _slope(at_KD, sums_KD, counts_K)).sum()
-    return _CodebookLoss.apply(codes_KD, sums_KD, counts_K, error)
+    loss: Tensor = _CodebookLoss.apply(codes_KD, sums_KD, counts_K, error)  # type: ignore[no-untyped-call]  # of torch
+    return loss

@@ -12,4 +12,5 @@ def reparameterize(x: Tensor, q: Tensor, variance: float) -> Tensor:
     apart = q - x
     with torch.no_grad():
         direction = F.normalize(apart + variance**0.5 * torch.randn_like(apart), dim=-1)
-    return x + direction * apart.norm(dim=-1, keepdim=True)
+    length: Tensor = apart.norm(dim=-1, keepdim=True)
+    return x + direction * length

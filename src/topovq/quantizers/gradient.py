@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from topovq.codebook import Codebook
+from topovq.codebook import Codebook, Turn
 from topovq.ops.accumulate import accumulate
 from topovq.ops.quantize import Choice
-from topovq.quantizers.base import in_backward
 from topovq.quantizers.kohonen import KohonenVQ, valid_index
 
 NEIGHBOR_TARGETS = ("input", "winner")
@@ -70,19 +69,18 @@ class GradientVQ(KohonenVQ):
         self.neighbor_reduction = neighbor_reduction
 
     @classmethod
-    def _from_pretrained(cls, **arguments: Any) -> Any:
+    def _from_pretrained(cls, **arguments: Any) -> Self:
         return super()._from_pretrained(**{**REDUCTION_BEFORE, **arguments})
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice, keep_N: Tensor | None
     ) -> Tensor | None:
-        loss = super()._codebook_loss(book, x_ND, choice, keep_N, learns)
-        if loss is None or book.neighborhood.kind == "none" or not learns:
+        loss = super()._codebook_loss(book, turn, x_ND, choice, keep_N)
+        if loss is None or book.neighborhood.kind == "none" or not turn.learns:
             return loss
         index_N = choice.index_N
         targets_ND = book.codes.detach()[index_N] if self.neighbor_target == "winner" else x_ND.detach()
-        step = book.remembered()[1] if in_backward() else book.step
-        around = neighbor_loss(book, targets_ND, valid_index(x_ND, index_N, keep_N), step)
+        around = neighbor_loss(book, targets_ND, valid_index(x_ND, index_N, keep_N), turn.step)
         weight = self.neighbor_weight if self.neighbor_reduction == "sum" else self.neighbor_weight / x_ND.shape[1]
         return loss + weight * around
 

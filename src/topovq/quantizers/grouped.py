@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from topovq.codebook import Codebook
 from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.residual import ResidualVQ
 from topovq.quantizers.results import Quantized
-from topovq.quantizers.stack import Stack
-from topovq.saving import HubModule
+from topovq.storage import HubModule
 
 
-class GroupedResidualVQ(nn.Module, Stack, HubModule):
+class GroupedResidualVQ(Quantizer, HubModule):
     """`quantized, indices, losses = GroupedResidualVQ(dim, codebook_size, num_quantizers=4, groups=2)(x)`.
 
     indices [groups, ..., quantizers], losses [groups, quantizers]. All further options go to each ResidualVQ.
     """
 
     def __init__(
-        self, dim: int, codebook_size: Any, num_quantizers: int | None = None, *, groups: int = 1, **options: Any
+        self,
+        dim: int,
+        codebook_size: int | Sequence[int],
+        num_quantizers: int | None = None,
+        *,
+        groups: int = 1,
+        **options: Any,
     ) -> None:
         super().__init__()
         if not isinstance(groups, int) or groups < 1 or dim % groups:
@@ -32,12 +40,13 @@ class GroupedResidualVQ(nn.Module, Stack, HubModule):
             ResidualVQ(dim // groups, codebook_size, num_quantizers, **options) for _ in range(groups)
         )
 
-    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
+    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """As ResidualVQ.forward, for each group; with return_all_codes=True the codes of each group are a tuple."""
         if x.ndim < 2 or x.shape[self._channels] != self.dim:
             raise ValueError(f"x of shape {tuple(x.shape)} must have dim = {self.dim} channels at {self._channels}")
         dropout = self._groups()[0].dropout
-        if dropout is not None and self.training and self._have_started():  # one draw for all groups
+        if dropout is not None and self.training and all(rvq.has_started() for rvq in self._groups()):
+            # One draw for all groups.
             seed = options.pop("rand_quantize_dropout_fixed_seed", None)
             options["dropped_after"] = dropout.draw(x.device, seed)
         parts = [rvq(part, *arguments, **options) for rvq, part in zip(self.rvqs, x.chunk(self.groups, self._channels))]
@@ -53,6 +62,10 @@ class GroupedResidualVQ(nn.Module, Stack, HubModule):
         """What `forward` returned as `quantized` for these tokens [groups, ..., quantizers]."""
         parts = [rvq.get_output_from_indices(tokens) for rvq, tokens in self._with_tokens(indices)]
         return torch.cat(parts, self._channels)
+
+    def coords(self, indices: Tensor) -> Tensor:
+        """Places of tokens on the maps, int64 [groups, ..., quantizers, grid axes]."""
+        return torch.stack([rvq.coords(tokens) for rvq, tokens in self._with_tokens(indices)])
 
     def _with_tokens(self, indices: Tensor) -> list[tuple[ResidualVQ, Tensor]]:
         if indices.shape[:1] != (self.groups,):
@@ -71,6 +84,15 @@ class GroupedResidualVQ(nn.Module, Stack, HubModule):
     @property
     def quantizers(self) -> list[KohonenVQ]:
         return [vq for rvq in self._groups() for vq in rvq.quantizers]
+
+    @property
+    def maps(self) -> list[Codebook]:
+        return [book for rvq in self._groups() for book in rvq.maps]
+
+    @property
+    def skipped(self) -> Tensor:
+        """As in every quantizer, over the groups."""
+        return torch.stack([rvq.skipped for rvq in self._groups()]).sum()
 
     @property
     def codebooks(self) -> Tensor | tuple[Any, ...]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from topovq.codebook import Codebook
+from topovq.codebook import Codebook, Turn
 from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
 from topovq.ops.quantize import Choice
 from topovq.ops.search import check_metric, check_precision
 from topovq.quantizers.arguments import ADVICE, refuse_arguments
-from topovq.quantizers.base import Quantizer
 from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.quantizers.extras import Extras
+from topovq.quantizers.layer import Layer
 from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
-from topovq.saving import HubModule
+from topovq.storage import HubModule
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
 
 
-class KohonenVQ(Quantizer, HubModule):
+class KohonenVQ(Layer, HubModule):
     """`quantized, indices, loss = KohonenVQ(dim, codebook_size)(x)`.
 
     The map
@@ -170,17 +170,17 @@ class KohonenVQ(Quantizer, HubModule):
     pulls_neighbors = False  # whether the loss that moves codes which are parameters has a term for the neighborhood
 
     @classmethod
-    def _from_pretrained(cls, **arguments: Any) -> Any:
+    def _from_pretrained(cls, **arguments: Any) -> Self:
         return super()._from_pretrained(**(arguments if cls.pulls_neighbors else drop_ignored(arguments)))
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice, keep_N: Tensor | None
     ) -> Tensor | None:
         """Where codes are parameters, codebook_weight * mean |w_k* - sg(x)|^2 per element over the valid vectors."""
         if not book.learnable or self.output_moves_codes:
             return None
         loss = choice.error.detach()
-        if learns:
+        if turn.learns:
             loss = codebook_loss(book.free_codes(), choice.sums_KD, choice.counts_K, loss)
         return self.codebook_weight * loss
 

@@ -14,14 +14,6 @@ from torch import Tensor, nn
 from topovq.codebook import Codebook, sample_rows
 
 
-def divisor_of(book: Codebook) -> Tensor:
-    """What m is divided by to give w, [K]: N, smoothed where the rule smooths a copy."""
-    if not book.update_empty or book.count_smoothing == "carried":
-        return book.counts
-    total = book.counts.sum()
-    return (book.counts + book.eps) / (total + book.size * book.eps) * total
-
-
 class PenalizedCodebook(Codebook):
     """Codes that follow the running means and, between two updates, an optimizer: for penalties on them.
 
@@ -44,7 +36,7 @@ class PenalizedCodebook(Codebook):
             if self.unit_length:
                 moved_KD = F.normalize(self.codes, dim=1) * self.sums.norm(dim=1, keepdim=True)
             else:
-                moved_KD = self.codes * divisor_of(self)[:, None]
+                moved_KD = self.codes * self.divisor()[:, None]
             self.sums.copy_(torch.where(self.counts[:, None] > 0, moved_KD, self.sums))
         super().learn(sums_KD, counts_K, skipped)
 

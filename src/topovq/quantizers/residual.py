@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from topovq.codebook import Codebook, Turn
+from topovq.ops.direct import in_backward
 from topovq.quantizers.arguments import FORWARD_ADVICE, RESIDUAL_ADVICE, refuse_arguments
 from topovq.quantizers.beam import beam_search
 from topovq.quantizers.directional import reparameterize
@@ -16,18 +18,17 @@ from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
 from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
 from topovq.quantizers.layout import Layout
-from topovq.quantizers.recompute import in_backward
+from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.results import Quantized
 from topovq.quantizers.soft import SoftKohonenVQ
-from topovq.quantizers.stack import Stack
-from topovq.saving import HubModule
+from topovq.storage import HubModule
 
 QUANTIZERS: dict[str, type[KohonenVQ]] = {"kohonen": KohonenVQ, "gradient": GradientVQ, "soft": SoftKohonenVQ}
 DIVEQ = {"ema_update": False, "learnable_codebook": True, "route_gradients_to_input": False, "commitment_weight": 0.0}
 DIVEQ_VARIANCE = 5e-3
 
 
-class ResidualVQ(Layout, Stack, HubModule):
+class ResidualVQ(Layout, Quantizer, HubModule):
     """`quantized, indices, losses = ResidualVQ(dim, codebook_size, num_quantizers=4)(x)`.
 
     indices get one more axis, last: one token per quantizer, -1 where it was dropped; losses is [quantizers].
@@ -111,7 +112,7 @@ class ResidualVQ(Layout, Stack, HubModule):
                 pass  # makes the buffer that every forward will need, so that no address changes later
 
     @classmethod
-    def _from_pretrained(cls, **arguments: Any) -> Any:
+    def _from_pretrained(cls, **arguments: Any) -> Self:
         before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
         return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
 
@@ -128,7 +129,7 @@ class ResidualVQ(Layout, Stack, HubModule):
         rand_quantize_dropout_fixed_seed: int | None = None,
         dropped_after: Tensor | None = None,
         **unsupported: Any,
-    ) -> Any:
+    ) -> Quantized | tuple[Tensor, Tensor, Tensor, Tensor]:
         """Quantize x, as KohonenVQ.forward does, to a Quantized.
 
         return_all_codes  the codes of each quantizer, fourth, as get_codes_from_indices gives them
@@ -140,16 +141,15 @@ class ResidualVQ(Layout, Stack, HubModule):
         mask = self._checked_mask(mask, lens, z)
         z = z if mask is None else torch.where(mask[..., None], z, 0)
         z = self.project_in(z)
-        started = self._have_started()
+        started = self.has_started()
         last = dropped_after
         if self.dropout is not None and self.training and last is None and started:
             last = self.dropout.draw(z.device, rand_quantize_dropout_fixed_seed)
         beams = (self.beam_size if self.training else self.eval_beam_size) if beam_size is None else beam_size
         chosen: Tensor | None = None
         if beams is not None and beams > 1 and started:
-            recomputes = self.training and not freeze_codebook and in_backward()
-            books = [vq.codebook_of(0) for vq in self.quantizers]
-            codes = [book.remembered()[0] if recomputes else book.codes for book in books]
+            frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
+            codes = [vq.codebook_of(0).searched(self.training and not frozen)[0] for vq in self.quantizers]
             tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
         total, tokens, losses = self._through_layers(z, mask, last, chosen, freeze_codebook, sample_codebook_temp)
@@ -243,6 +243,22 @@ class ResidualVQ(Layout, Stack, HubModule):
         return [layer for layer in self.layers if isinstance(layer, KohonenVQ)]
 
     @property
+    def maps(self) -> list[Codebook]:
+        return [vq.codebook_of(0) for vq in self.quantizers]
+
+    def has_started(self) -> bool:
+        """Whether no codebook is still to take its start from the data."""
+        books = self.books()
+        for book in books:
+            book.settle()
+        return all(book.is_initialized for book in books)
+
+    @property
+    def skipped(self) -> Tensor:
+        """As in every quantizer; a vector is counted where it came in, by the first of the row."""
+        return self.maps[0].skipped
+
+    @property
     def num_quantizers(self) -> int:
         return len(self.layers)
 
@@ -289,13 +305,13 @@ def layer_sizes(codebook_size: int | Sequence[int], num_quantizers: int | None) 
 def learn_from_all(vq: KohonenVQ, inputs: list[Tensor], keeps: list[Tensor | None]) -> None:
     """The update of a shared codebook, from the statistics that its quantizers put off; then dead codes revive."""
     book = vq.codebook_of(0)
-    codes_KD = book.codes.detach()
-    book.learn(torch.zeros_like(codes_KD), torch.zeros_like(codes_KD[:, 0]), book.skipped.new_zeros(()))
-    if not book.dead_threshold:
-        return
-    x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
-    x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
-    valid_N = x_ND.isfinite().all(1)
-    if keeps[0] is not None:
-        valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
-    book.revive(x_ND, valid_N)
+    x_ND, valid_N = inputs[0], None
+    if book.dead_threshold:
+        x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
+        x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
+        valid_N = x_ND.isfinite().all(1)
+        if keeps[0] is not None:
+            valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
+    nothing_KD = torch.zeros_like(book.codes.detach())
+    turn = Turn(book.codes, book.step, learns=True, moves=True, valid_N=valid_N)
+    book.finish(turn, x_ND, nothing_KD, nothing_KD[:, 0], book.skipped.new_zeros(()))

@@ -66,4 +66,5 @@ def rotate_to(x_ND: Tensor, q_ND: Tensor) -> Tensor:
         at_ND = x_ND.detach()
         nothing_ND = torch.where(at_ND.isfinite(), x_ND - at_ND, 0)
         return q_ND + _Turn.between(at_ND, q_ND).there(nothing_ND)
-    return _RotateTo.apply(x_ND, q_ND)
+    rotated_ND: Tensor = _RotateTo.apply(x_ND, q_ND)  # type: ignore[no-untyped-call]  # of torch
+    return rotated_ND

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.neighborhood import Schedule
-from topovq.quantizers.base import Ask, Part, in_backward, may_be_recomputed
 from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.results import Ask, Part
 
 SCORES = 2**24  # softmax weights that exist at a time: 64 MiB
 
@@ -63,28 +63,18 @@ class SoftKohonenVQ(KohonenVQ):
             raise TypeError(
                 "SoftKohonenVQ: codes learn by their weights: update_indices and ema_update_weight mean nothing"
             )
-        book.settle()
         finite_N = x_ND.detach().isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
         with torch.autocast(x_ND.device.type, enabled=False):
-            recomputes = in_backward()
-            learns = not ask.frozen and not recomputes
-            if learns and not book.is_initialized:
-                book.initialize(x_ND.detach(), valid_N)
-            if learns and may_be_recomputed():
-                book.remember()
-            codes_KD, step = book.remembered() if recomputes else (book.codes, book.step)
-            scale = 1 / (self.temperature(step) * self.codebook_dim)
-            index_N = book.search(x_ND, codes_KD)
+            turn = book.begin(x_ND, valid_N, not ask.frozen)
+            scale = 1 / (self.temperature(turn.step) * self.codebook_dim)
+            index_N = book.search(x_ND, turn.codes_KD)
             x_safe = torch.where(valid_N[:, None], x_ND.to(book.codes.dtype), 0)
-            q_ND, sums_KD, counts_K = _Mixture.apply(
-                x_safe, _snapshot(codes_KD), _snapshot(scale).to(x_safe.dtype), valid_N
+            q_ND, sums_KD, counts_K = _Mixture.apply(  # type: ignore[no-untyped-call]  # of torch
+                x_safe, _snapshot(turn.codes_KD), _snapshot(scale).to(x_safe.dtype), valid_N
             )
             error = mean_square(x_safe, q_ND.detach(), valid_N)
-            if learns:
-                book.learn(sums_KD, counts_K, (~finite_N).sum())
-                if book.dead_threshold and not book.accumulating:
-                    book.revive(x_ND.detach(), valid_N)
+            book.finish(turn, x_ND, sums_KD, counts_K, (~finite_N).sum())
         return Part(q_ND.to(x_ND.dtype), index_N, error)
 
 

@@ -19,7 +19,7 @@ from topovq import metrics
 from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule
 from topovq.som import learn
-from topovq.som.base import (
+from topovq.som.codes import (
     CodesEstimator,
     check_choice,
     check_number,

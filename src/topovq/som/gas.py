@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from topovq.neighborhood import Schedule
-from topovq.som.base import CodesEstimator, check_number, distinct_samples, weighted_mean
+from topovq.som.codes import CodesEstimator, check_number, distinct_samples, weighted_mean
 from topovq.som.learn import divided
 from topovq.som.start import even_places, initial_codes
 from topovq.som.tables import Table

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sklearn.utils import check_random_state
 
-from topovq.som.base import CodesEstimator, check_number, weighted_mean
+from topovq.som.codes import CodesEstimator, check_number, weighted_mean
 from topovq.som.tables import Table
 
 NO_EDGE = -1

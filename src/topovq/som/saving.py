@@ -11,8 +11,8 @@ import safetensors
 import safetensors.numpy
 from sklearn.base import BaseEstimator
 
-from topovq.files import write_atomic
 from topovq.grid import Grid
+from topovq.storage import write_atomic
 
 FORMAT = "topovq estimator 1"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,17 +37,12 @@ class Chart:
 
 def charts(model: Tokenizer) -> list[Chart]:
     """The maps of `model`, coarsest level first; none where the codes have no places (experiments/peers.py)."""
-    quantizers: Any = model.quantizers
     found = []
-    for level, (quantizer, shape) in enumerate(zip(quantizers, model.token_shapes)):
-        if not hasattr(quantizer, "grid"):
-            continue
-        label = LEVEL_NAMES.get(len(quantizers), ())[level : level + 1] or (f"level {level}",)
+    for level, (quantizer, shape) in enumerate(zip(model.quantizers, model.token_shapes)):
+        label = LEVEL_NAMES.get(len(model.quantizers), ())[level : level + 1] or (f"level {level}",)
         size = (int(shape[0]), int(shape[1]))
-        for stage in range(shape[2] if len(shape) == 3 else 1):
-            parts = getattr(quantizer, "quantizers", None)  # those of a residual quantizer
-            book = quantizer.codebook_of(stage) if parts is None else parts[stage].codebook_of(0)
-            many = len(shape) == 3
+        many = len(shape) == 3
+        for stage, book in enumerate(quantizer.maps):
             found.append(
                 Chart(
                     f"{label[0]}, stage {stage}" if many else label[0],

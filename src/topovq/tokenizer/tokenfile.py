@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.files import atomic_file
 from topovq.missing import MissingExtra
+from topovq.storage import atomic_file
 
 ROWS = 4096  # of a Parquet row group, and of what is held in memory
 CHUNK = 1 << 20  # bytes

@@ -16,13 +16,13 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from topovq.files import write_atomic
+from topovq.distributed import join_world, pick_device
+from topovq.storage import write_atomic
 from topovq.tokenizer.data import find_images
 from topovq.tokenizer.data.loader import Records, reason_not_decoded
 from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
 from topovq.tokenizer.models import as_levels, codes_of
 from topovq.tokenizer.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
-from topovq.tokenizer.training.distributed import join_world, pick_device
 from topovq.tokenizer.training.runs import load_run
 
 T = TypeVar("T")

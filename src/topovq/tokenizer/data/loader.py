@@ -16,10 +16,10 @@ import torch
 from PIL import UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from topovq.tokenizer.data.base import SIGNED_UNIT, Batches, Source, Triple, logger
 from topovq.tokenizer.data.decode import Fit, decode
 from topovq.tokenizer.data.files import DataError
 from topovq.tokenizer.data.order import AUGMENTATION, order_slice, random_words
+from topovq.tokenizer.data.source import SIGNED_UNIT, Batches, Source, Triple, logger
 from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
 
 DEFAULT_SIZE = 128

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from topovq.tokenizer.data.base import Batches, Source, Triple
 from topovq.tokenizer.data.files import DataError
 from topovq.tokenizer.data.order import AUGMENTATION, random_words
+from topovq.tokenizer.data.source import Batches, Source, Triple
 
 TRAINING = (
     "skimage/data/astronaut.png",

@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from topovq.tokenizer.data.base import Triple
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.folder import list_folder
 from topovq.tokenizer.data.loader import ImageSource, Listing, Records
 from topovq.tokenizer.data.shards import are_shards, list_shards
+from topovq.tokenizer.data.source import Triple
 
 SIZE = 256
 IMAGENET: tuple[Triple, Triple] = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))

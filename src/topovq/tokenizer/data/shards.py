@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from topovq.tokenizer.data.base import logger
 from topovq.tokenizer.data.decode import EXTENSIONS
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
+from topovq.tokenizer.data.source import logger
 from topovq.tokenizer.data.split import split
 from topovq.tokenizer.data.tar_index import TarIndex, tar_index
 

@@ -7,10 +7,10 @@ from hashlib import sha256
 
 import numpy as np
 
-from topovq.files import atomic_file
-from topovq.tokenizer.data.base import logger
+from topovq.storage import atomic_file
 from topovq.tokenizer.data.decode import EXTENSIONS
 from topovq.tokenizer.data.files import DataError, cache_dir
+from topovq.tokenizer.data.source import logger
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from topovq.tokenizer.models.base import CONFIG_FILE, WEIGHTS_FILE, Output, Tokenizer, Tokens, as_levels, can_be_graphed
-from topovq.tokenizer.models.quantizer import (
+from topovq.tokenizer.models.model import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    Output,
+    Tokenizer,
+    Tokens,
+    as_levels,
+    can_be_graphed,
+)
+from topovq.tokenizer.models.registry import (
     QUANTIZERS,
     as_meant,
     build_quantizer,

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from topovq.tokenizer.models.base import Tokenizer
 from topovq.tokenizer.models.blocks import Decoder, Encoder
+from topovq.tokenizer.models.model import Tokenizer
 
 
 class VQVAE(Tokenizer):

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.tokenizer.models.base import Tokenizer
 from topovq.tokenizer.models.blocks import Decoder, Encoder, dense_gradient, upsample
+from topovq.tokenizer.models.model import Tokenizer
 
 
 class VQVAE2(Tokenizer):

@@ -14,7 +14,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from topovq.files import atomic_folder, remove_leftovers
+from topovq.storage import atomic_folder, remove_leftovers
 from topovq.tokenizer.models import WEIGHTS_FILE, Tokenizer
 
 STATE_FILE = "state.pt"

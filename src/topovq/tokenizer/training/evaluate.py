@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from topovq.metrics import perplexity, usage
-from topovq.tokenizer.models import Tokenizer, as_levels, can_be_graphed, codes_of
-from topovq.tokenizer.training.distributed import World, side_stream
+from topovq.distributed import World
+from topovq.metrics import code_counts, perplexity, to_psnr, usage
+from topovq.tokenizer.atlas import to_planes
+from topovq.tokenizer.models import Tokenizer, Tokens, can_be_graphed, codes_of
+from topovq.tokenizer.training.step import side_stream
 
 
 def validate(
@@ -98,7 +99,7 @@ def _summary(totals_4: Tensor, counts_LK: Tensor, source: Any, world: World) -> 
     figures = {
         "loss": loss / images,
         "quantizer_loss": quantizer_loss / images,
-        "psnr": 10 * math.log10(255**2 / max(pixel_error / images, 1e-12)),
+        "psnr": to_psnr(max(pixel_error / images, 1e-12)),
         "perplexity": sum(p for p, _ in per_level) / len(per_level),
         "usage": sum(u for _, u in per_level) / len(per_level),
         "images": int(images),
@@ -120,13 +121,6 @@ def _figures(model: Tokenizer, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     return totals, count_tokens(output.tokens, codes_of(model.quantizers))
 
 
-def count_tokens(tokens: Any, codebook_size: int) -> Tensor:
+def count_tokens(tokens: Tokens, codebook_size: int) -> Tensor:
     """How often each code occurs: int64 [L, K], one row per level and, for a residual quantizer, per stage."""
-    rows = []
-    for level in as_levels(tokens):
-        stages = level.unbind(-1) if level.ndim == 4 else (level,)
-        for stage in stages:
-            index_N = stage.reshape(-1)
-            counts_K = torch.zeros(codebook_size, dtype=torch.int64, device=index_N.device)
-            rows.append(counts_K.index_add_(0, index_N, torch.ones_like(index_N)))
-    return torch.stack(rows)
+    return torch.stack([code_counts(plane, codebook_size) for plane in to_planes(tokens)])

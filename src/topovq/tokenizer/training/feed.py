@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from topovq.tokenizer.training.distributed import World
+from topovq.distributed import World
 
 AHEAD = 256  # batches of indices sent to the device at once
 

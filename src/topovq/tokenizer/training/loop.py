@@ -20,19 +20,19 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from topovq.files import write_atomic
+from topovq.distributed import World, join_world, pick_device
+from topovq.storage import write_atomic
 from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from topovq.tokenizer.training.config import IDENTITY, TrainConfig, told_options
 from topovq.tokenizer.training.cost import Cost
-from topovq.tokenizer.training.distributed import World, join_world, pick_device
+from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import Validation
 from topovq.tokenizer.training.feed import open_feed
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
+from topovq.tokenizer.training.progress import Logger, Reporter, TensorBoard, WeightsAndBiases
 from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, read_record
-from topovq.tokenizer.training.report import Logger, Reporter, TensorBoard, WeightsAndBiases
-from topovq.tokenizer.training.sources import open_data
 from topovq.tokenizer.training.step import Reading, TrainStep, fastest_convolutions, make_optimizer
 from topovq.tokenizer.training.watch import UsageWatch
 

@@ -23,12 +23,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from topovq.distributed import World, pick_device
 from topovq.tokenizer.models import QUANTIZERS
 from topovq.tokenizer.training.config import TrainConfig
-from topovq.tokenizer.training.distributed import World, pick_device
+from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.loop import Run, RunResult, check_folder, train
-from topovq.tokenizer.training.sources import open_data
 from topovq.tokenizer.training.step import fastest_convolutions
 
 AT_ONCE = 6  # small runs on one GPU: on an H200 more were no faster (benchmarks/results/at_once.csv)

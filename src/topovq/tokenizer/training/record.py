@@ -3,7 +3,7 @@
 The first line has `event: config` (the resolved configuration, the code's commit, versions, hardware, seed); then
 `validation` lines (`step`, `loss`, `perplexity`, `usage`, ...), `resumed` lines where a run was continued, one `final`.
 In a validation line `perplexity` and `usage` are of the validation set; `train_perplexity`, `train_usage`, `dead_codes`
-are of the last training batches, and `drift` is how far the codes moved in the last `drift_steps` steps (health.py).
+are of the last training batches, and `drift` is how far the codes moved in the last `drift_steps` steps (metrics.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from topovq.files import append, write_atomic
+from topovq.storage import append, write_atomic
 
 RECORD_FILE = "record.jsonl"
 VERSIONS_OF = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from topovq.distributed import join_world
 from topovq.tokenizer.models import CONFIG_FILE, Tokenizer, load_pretrained
 from topovq.tokenizer.training.checkpoint import checkpoints, step_of
-from topovq.tokenizer.training.distributed import join_world
+from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import validate
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
-from topovq.tokenizer.training.sources import open_data
 
 
 def load_run(run: str | Path) -> Tokenizer:

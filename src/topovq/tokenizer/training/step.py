@@ -8,20 +8,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from topovq.health import Health, as_health
+from topovq.distributed import World
+from topovq.metrics import Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
-from topovq.tokenizer.training.distributed import World, side_stream
 from topovq.tokenizer.training.feed import Feed
 
 WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
-PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/base.py)
+PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/model.py)
 
 
 def make_optimizer(
@@ -138,8 +138,7 @@ class TrainStep:
 
     def read(self) -> Reading:
         """Start copying this interval's figures to the host and begin a new interval."""
-        quantizers = cast(Iterable[Any], self.model.quantizers)
-        figures = [torch.cat([q.read_health(), q.skipped.float().view(1)]) for q in quantizers]
+        figures = [torch.cat([q.read_health(), q.skipped.float().view(1)]) for q in self.model.quantizers]
         reading = Reading(torch.cat([self.sums_3, *figures]))
         self.sums_3.zero_()
         return reading
@@ -215,3 +214,13 @@ class Reading:
         figures = self.host.tolist()
         width = len(Health._fields) + 1
         return figures[:3], [figures[first : first + width] for first in range(3, len(figures), width)]
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream to capture a graph on: the current one, unless it is the default, where that cannot be.
+
+    cuBLAS has one workspace a stream, which the graphs captured there share. So those of runs that take turns, each on
+    a stream of its own, must not all be captured on one: at the same time they would write to the same workspace.
+    """
+    current = torch.cuda.current_stream(device)
+    return torch.cuda.Stream(device) if current == torch.cuda.default_stream(device) else current

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
 
-from topovq.health import Health
+from topovq.metrics import Health
+from topovq.quantizers import Quantizer
 
 WARN_BELOW = (0.5, 0.1)  # shares of the codes in use; each is warned of once a run
 WARM_UP = 500  # steps in which codes may still find their places
@@ -21,9 +21,9 @@ CHOICES = ("quantizer", "neighborhood", "schedule", "tau", "radius")  # the opti
 class UsageWatch:
     """Looks at the running use of each level's codes and speaks when it falls below a share of WARN_BELOW."""
 
-    def __init__(self, quantizers: Iterable[nn.Module], kind: str, options: dict[str, Any]) -> None:
+    def __init__(self, quantizers: Sequence[Quantizer], kind: str, options: dict[str, Any]) -> None:
         """`kind` and `options` are the run's `quantizer` and `quantizer_options`: what to do depends on them."""
-        self.quantizers = [cast(Any, quantizer) for quantizer in quantizers]
+        self.quantizers = quantizers
         self.kind, self.options = kind, options
         self.warned = 1.0  # the lowest share warned of so far
 
@@ -75,10 +75,7 @@ def _rounded(number: int) -> int:
     return round(number, 2 - len(str(number)))
 
 
-def _width(quantizer: Any, step: int) -> float:
+def _width(quantizer: Quantizer, step: int) -> float:
     """How many cells the neighborhood reaches at `step`; 0 where there is none."""
-    parts = getattr(quantizer, "quantizers", None)  # those of a residual quantizer
-    neighborhood = getattr(quantizer if parts is None else parts[0], "neighborhood", None)
-    if neighborhood is None or neighborhood.kind == "none":
-        return 0.0
-    return float(neighborhood.width(torch.tensor(step)))
+    neighborhoods = [book.neighborhood for book in quantizer.maps[:1] if book.neighborhood.kind != "none"]
+    return float(neighborhoods[0].width(torch.tensor(step))) if neighborhoods else 0.0

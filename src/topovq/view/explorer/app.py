@@ -19,12 +19,13 @@ import torch
 from fastapi import FastAPI, Query, Response
 from fastapi import Path as InPath
 
+from topovq.metrics import psnr
 from topovq.tokenizer.atlas import Chart, enlarge, fields, neighbor_distances, places, tiles
 from topovq.view.explorer import schemas as api
 from topovq.view.explorer.gallery import Gallery, for_model, sent_image
 from topovq.view.explorer.paths import line
 from topovq.view.explorer.problems import ApiError, Gate, speak_plainly
-from topovq.view.report import Study, psnr, ssim
+from topovq.view.report import Study, ssim
 from topovq.view.report.images import data_uri, png_bytes, sheet, to_array
 
 PAGE = Path(__file__).parent / "page"

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.files import write_atomic
+from topovq.metrics import psnr
+from topovq.storage import write_atomic
 from topovq.tokenizer.atlas import draw, enlarge, map_picture, neighbor_distances
 from topovq.view.report.curves import curves, legend
 from topovq.view.report.images import colored, data_uri, sheet
-from topovq.view.report.study import Study, psnr, ssim, study
+from topovq.view.report.study import Study, ssim, study
 
 REPORT_FILE = "report.html"
 PICTURE_BYTES = 3_300_000  # of all pictures together, before base64 makes them a third longer: a page is below 5 MB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,12 +103,6 @@ def with_channels(images_B3HW: Tensor, model: Tokenizer) -> Tensor:
     if model.channels != 1:
         raise ValueError(f"the model takes images of {model.channels} channels; pictures of 1 or 3 can be shown")
     return images_B3HW.float().mean(1, keepdim=True).round().to(torch.uint8)
-
-
-def psnr(ours_CHW: Tensor, theirs_CHW: Tensor) -> float:
-    """Peak signal-to-noise ratio of two uint8 images in dB; infinity where they are the same."""
-    error = float((ours_CHW.double() - theirs_CHW.double()).square().mean())
-    return 10 * math.log10(255**2 / error) if error else math.inf
 
 
 def ssim(ours_CHW: Tensor, theirs_CHW: Tensor) -> float:

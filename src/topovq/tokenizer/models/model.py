@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.saving import HubModule
+from topovq.quantizers import Quantized, Quantizer
+from topovq.storage import HubModule, write_atomic
 from topovq.tokenizer.models.blocks import halvings
-from topovq.tokenizer.models.quantizer import as_meant, build_quantizer, spelled_out
+from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
 
 Tokens = Tensor | tuple[Tensor, ...]
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -49,7 +50,7 @@ class Tokenizer(nn.Module, HubModule):
     """
 
     kind: ClassVar[str]
-    quantizers: nn.ModuleList  # one per level, coarsest first
+    quantizers: Sequence[Quantizer]  # one per level, coarsest first
     mean_C11: Tensor
     std_C11: Tensor
 
@@ -71,7 +72,8 @@ class Tokenizer(nn.Module, HubModule):
         self.register_buffer("std_C11", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
 
     def _make_quantizers(self, levels: int, kind: str, dim: int, codebook_size: int, options: dict[str, Any]) -> None:
-        self.quantizers = nn.ModuleList(build_quantizer(kind, dim, codebook_size, options) for _ in range(levels))
+        made = nn.ModuleList(build_quantizer(kind, dim, codebook_size, options) for _ in range(levels))
+        self.quantizers = cast(Sequence[Quantizer], made)  # a ModuleList does not say what its modules are
 
     # The three stretches of network between quantizers. Training compiles them one by one: what is compiled does then
     # not depend on the quantizer, and serves every run of the same architecture.
@@ -92,11 +94,11 @@ class Tokenizer(nn.Module, HubModule):
         """Mean squared error per element, in normalized space, of what these codes reconstruct of images."""
         return F.mse_loss(self.reconstruct(quantized).float(), self.normalize(x_BCHW))
 
-    def quantize(self, features: Sequence[Tensor]) -> list[Any]:
-        """Feature maps -> one (quantized, indices, loss) per level, coarsest first."""
-        levels = [self.quantizers[0](features[0])]
+    def quantize(self, features: Sequence[Tensor]) -> list[Quantized]:
+        """Feature maps -> what the quantizer of each level makes of them, coarsest first."""
+        levels: list[Quantized] = [self.quantizers[0](features[0])]
         for level in range(1, len(self.quantizers)):
-            levels.append(self.quantizers[level](self.descend(level, features[level], levels[-1][0])))
+            levels.append(self.quantizers[level](self.descend(level, features[level], levels[-1].quantized)))
         return levels
 
     def reconstruct(self, quantized: Sequence[Tensor]) -> Tensor:
@@ -106,18 +108,18 @@ class Tokenizer(nn.Module, HubModule):
     def forward(self, x_BCHW: Tensor) -> Output:
         """Images [B, C, H, W], uint8 pixels or already normalized floats -> Output. In training mode the codes move."""
         levels = self.quantize(self.begin(x_BCHW))
-        reconstruction = self.reconstruct([level[0] for level in levels])
+        reconstruction = self.reconstruct([level.quantized for level in levels])
         reconstruction_loss = F.mse_loss(reconstruction.float(), self.normalize(x_BCHW))
         quantizer_loss = _total_loss(levels)
         loss = reconstruction_loss + quantizer_loss
         return Output(
-            reconstruction, _unwrap([level[1] for level in levels]), loss, reconstruction_loss, quantizer_loss
+            reconstruction, _unwrap([level.indices for level in levels]), loss, reconstruction_loss, quantizer_loss
         )
 
     def losses(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """`loss` and `reconstruction_loss` of `forward`, with nothing else to outlive it."""
         levels = self.quantize(self.begin(x_BCHW))
-        reconstruction_loss = self.error([level[0] for level in levels], x_BCHW)
+        reconstruction_loss = self.error([level.quantized for level in levels], x_BCHW)
         return reconstruction_loss + _total_loss(levels), reconstruction_loss
 
     def normalize(self, x_BCHW: Tensor) -> Tensor:
@@ -144,7 +146,7 @@ class Tokenizer(nn.Module, HubModule):
         training = self.training
         self.eval()
         try:
-            return _unwrap([level[1] for level in self.quantize(self.begin(x_BCHW))])
+            return _unwrap([level.indices for level in self.quantize(self.begin(x_BCHW))])
         finally:
             self.train(training)
 
@@ -154,8 +156,7 @@ class Tokenizer(nn.Module, HubModule):
         levels = as_levels(tokens)
         if len(levels) != len(self.quantizers):
             raise ValueError(f"got tokens of {len(levels)} levels, but the model has {len(self.quantizers)}")
-        quantizers: Any = self.quantizers
-        return self.to_pixels(self.reconstruct([q.get_output_from_indices(t) for q, t in zip(quantizers, levels)]))
+        return self.to_pixels(self.reconstruct([q.get_output_from_indices(t) for q, t in zip(self.quantizers, levels)]))
 
     @property
     def token_shapes(self) -> list[tuple[int, ...]]:
@@ -180,10 +181,10 @@ class Tokenizer(nn.Module, HubModule):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         for name, data in self.files().items():
-            (save_directory / name).write_bytes(data)
+            write_atomic(save_directory / name, data)
 
     @classmethod
-    def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Any:
+    def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Self:
         if "quantizer" in kwargs:
             kwargs["quantizer_options"] = as_meant(kwargs["quantizer"], kwargs.get("quantizer_options") or {})
         return super()._from_pretrained(strict=strict, **kwargs)
@@ -196,11 +197,11 @@ def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:
 
 def can_be_graphed(model: Tokenizer) -> bool:
     """Whether a forward pass may be part of a CUDA graph: no quantizer waits for the device."""
-    return all(getattr(quantizer, "graphable", True) for quantizer in model.quantizers)
+    return all(quantizer.graphable for quantizer in model.quantizers)
 
 
-def _total_loss(levels: list[Any]) -> Tensor:
-    losses = [level[2].float().sum() for level in levels]  # a residual quantizer has one for each of its layers
+def _total_loss(levels: list[Quantized]) -> Tensor:
+    losses = [level.loss.float().sum() for level in levels]  # a residual quantizer has one for each of its layers
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 

@@ -1,12 +1,16 @@
-"""Saving and loading with safetensors and a config.json; never pickle. Names on the Hub need huggingface_hub."""
+"""Files and folders that are either whole or not there, and modules as safetensors and a config.json; never pickle."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import inspect
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,10 +32,100 @@ tags:
 """
 
 
+# Files
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` beside `path`, flush it to the disk, then rename it over `path`."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add `data` to the end of `path` and flush it to the disk; after a failure the file may end in a part of it."""
+    with naming(path), open(path, "ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have the error of a full disk say what could not be written: the system's own names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path` to write to; if nothing fails that file becomes `path`, else it is removed.
+
+    The folder is made if it is not there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(path)
+    try:
+        with naming(path):
+            yield temporary
+            _sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path` to fill; if nothing fails it becomes `path`, else it is removed."""
+    temporary = _beside(path)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in temporary.iterdir():
+            _sync(file)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what an interrupted write left in `folder`: nothing that has its final name."""
+    for path in folder.glob(".*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file's bytes or a folder's names, so that they last through a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Modules
+
+
 class HubModule:
     """A module with `save_pretrained(folder)` and `from_pretrained(folder)`: its arguments and its weights.
 
-    Methods and files are those of huggingface_hub's PyTorchModelHubMixin.
+    Methods and files are those of huggingface_hub's PyTorchModelHubMixin. Names on the Hub need that package.
     """
 
     _hub_mixin_config: dict[str, Any]  # the constructor's arguments, as far as JSON knows them
@@ -72,7 +166,7 @@ class HubModule:
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **upload))
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Self:
         """The module of a folder, or of a repository on the Hub, in eval mode.
 
         `arguments` replace those of its config.json. map_location and strict are for the weights; revision, cache_dir,
@@ -90,20 +184,14 @@ class HubModule:
         """The weights and the arguments, each file whole or not at all."""
         assert isinstance(self, nn.Module)
         config = json.dumps(self._hub_mixin_config, sort_keys=True, indent=2)
-        for name in (WEIGHTS, CONFIG):
-            partial = save_directory / (name + ".partial")
-            if name == WEIGHTS:
-                safetensors.torch.save_model(self, str(partial))
-            else:
-                partial.write_text(config, encoding="utf-8")
-            with open(partial, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(partial, save_directory / name)
+        with atomic_file(save_directory / WEIGHTS) as temporary:
+            safetensors.torch.save_model(self, str(temporary))
+        write_atomic(save_directory / CONFIG, config.encode())
 
     @classmethod
     def _from_pretrained(
         cls, *, model_id: str, map_location: str = "cpu", strict: bool = True, **arguments: Any
-    ) -> HubModule:
+    ) -> Self:
         weights = _find(model_id, WEIGHTS, _hub_options(arguments))
         model = cls(**arguments)
         assert isinstance(model, nn.Module)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topovq.files import append, atomic_file, atomic_folder, remove_leftovers, write_atomic
+from topovq.storage import append, atomic_file, atomic_folder, remove_leftovers, write_atomic
 
 
 def test_a_file_is_written_in_a_folder_that_is_made(tmp_path):
@@ -61,7 +61,7 @@ def test_append_adds_to_the_end(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from topovq.files import atomic_file, atomic_folder
+from topovq.storage import atomic_file, atomic_folder
 
 with atomic_folder(Path(sys.argv[1], "step")) as folder, atomic_file(Path(sys.argv[1], "a.txt")) as file:
     (folder / "x").write_text("half")

@@ -8,19 +8,18 @@ codes they chose become the same layout on the way out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from topovq.codebook import Codebook
-from topovq.grid import Grid, check_range
-from topovq.health import Health, as_health, together
+from topovq.codebook import Codebook, Turn
+from topovq.grid import check_range
 from topovq.ops.candidates import sample
 from topovq.ops.chosen import quantize_as
+from topovq.ops.direct import refuse_transforms
 from topovq.ops.quantize import Choice, quantize
 from topovq.quantizers.arguments import FORWARD_ADVICE, refuse_arguments
 from topovq.quantizers.closest import closest
@@ -28,13 +27,13 @@ from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.orthogonal import orthogonality
-from topovq.quantizers.recompute import in_backward, may_be_recomputed, refuse_transforms
-from topovq.quantizers.results import Ask, Part, Quantized, breakdown, mean
+from topovq.quantizers.quantizer import Quantizer
+from topovq.quantizers.results import Ask, LossBreakdown, Part, Quantized, breakdown, mean
 from topovq.quantizers.rotation import rotate_to
-from topovq.quantizers.weighting import WeightLike, learn_weighted
+from topovq.quantizers.weighting import WeightLike, shares
 
 
-class Quantizer(Layout):
+class Layer(Layout, Quantizer):
     """Layouts, masks, projections and heads around one codebook (or one per head)."""
 
     def __init__(
@@ -82,7 +81,7 @@ class Quantizer(Layout):
         accum_ema_update: bool = False,
         ema_update_weight: WeightLike = None,
         **unsupported: Any,
-    ) -> Any:
+    ) -> Quantized | tuple[Tensor, Tensor, Tensor, LossBreakdown]:
         """Quantize x, to a Quantized; in training mode the codebook moves by one update (unless frozen).
 
         x     [B, ..., C]; [B, C, n] with channel_last=False; [B, C, h, w] with accept_image_fmap=True;
@@ -184,58 +183,43 @@ class Quantizer(Layout):
 
     def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
         """Search, gather, learn, and let the gradient past: for one codebook."""
-        book.settle()
-        learns = self.training and not ask.frozen
-        recomputes = learns and in_backward()
         if book.unit_length:
             x_ND = nn.functional.normalize(x_ND, dim=1)
-        valid_N = None
-        if learns and not recomputes:
-            if not book.is_initialized or book.dead_threshold:
-                valid_N = x_ND.detach().isfinite().all(1)
-                valid_N = valid_N if keep_N is None else valid_N & keep_N
-            if not book.is_initialized:
-                assert valid_N is not None
-                book.initialize(x_ND.detach(), valid_N)
-            if may_be_recomputed():
-                book.remember()
-        codes_KD = book.remembered()[0] if recomputes else book.codes
-        stats = learns and (isinstance(book.codes, nn.Parameter) or not recomputes)
+        turn = book.begin(x_ND, keep_N, self.training and not ask.frozen)
+        stats = turn.moves or (turn.learns and isinstance(book.codes, nn.Parameter))
         index_N = ask.chosen
         if index_N is None and ask.temperature > 0:
-            index_N = sample(x_ND, codes_KD, ask.temperature, book.metric)
+            index_N = sample(x_ND, turn.codes_KD, ask.temperature, book.metric)
         if index_N is None:
-            choice = quantize(x_ND, codes_KD, keep_N, book.metric, book.precision, stats=stats)
+            choice = quantize(x_ND, turn.codes_KD, keep_N, book.metric, book.precision, stats=stats)
         else:
-            choice = quantize_as(x_ND, codes_KD, index_N, keep_N, stats)
-        codebook_loss = self._codebook_loss(book, x_ND, choice, keep_N, learns)
-        q_ND = self._past_the_search(book, x_ND, choice, learns)
-        if learns and not recomputes:
-            learn_weighted(book, choice, ask.weight)
-            if valid_N is not None and book.dead_threshold and not book.accumulating:
-                book.revive(x_ND.detach(), valid_N)
-        return Part(q_ND, choice.index_N, choice.error, codebook_loss, self._orthogonality(book, choice, learns))
+            choice = quantize_as(x_ND, turn.codes_KD, index_N, keep_N, stats)
+        codebook_loss = self._codebook_loss(book, turn, x_ND, choice, keep_N)
+        q_ND = self._past_the_search(book, turn, x_ND, choice)
+        share_K = shares(book, choice, ask.weight) if turn.moves else None
+        book.finish(turn, x_ND, choice.sums_KD, choice.counts_K, choice.skipped, share_K)
+        return Part(q_ND, choice.index_N, choice.error, codebook_loss, self._orthogonality(book, turn, choice))
 
-    def _past_the_search(self, book: Codebook, x_ND: Tensor, choice: Choice, learns: bool) -> Tensor:
+    def _past_the_search(self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice) -> Tensor:
         """The chosen codes, with the gradient that was asked for."""
         if not self.extras.route_gradients_to_input or (self.extras.directional_reparam and self.training):
             q_ND = choice.q_ND.detach()
-            if book.learnable and learns:
+            if book.learnable and turn.learns:
                 q_ND = book.free_codes()[choice.index_N].to(x_ND.dtype)
             if not self.extras.route_gradients_to_input:
                 return q_ND
             return reparameterize(x_ND, q_ND, self.extras.directional_reparam_variance)
         return rotate_to(x_ND, choice.q_ND.detach()) if self.rotation_trick else choice.q_ND
 
-    def _orthogonality(self, book: Codebook, choice: Choice, learns: bool) -> Tensor | None:
+    def _orthogonality(self, book: Codebook, turn: Turn, choice: Choice) -> Tensor | None:
         """The penalty on the codes as they are after the update, which it sees in the next step."""
-        if not (self.extras.orthogonal_reg_weight and learns):
+        if not (self.extras.orthogonal_reg_weight and turn.learns):
             return None
         active_K = choice.counts_K > 0 if self.extras.orthogonal_reg_active_codes_only else None
         return orthogonality(book.free_codes(), active_K, self.extras.orthogonal_reg_max_codes)
 
     def _codebook_loss(
-        self, book: Codebook, x_ND: Tensor, choice: Choice, keep_N: Tensor | None, learns: bool
+        self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice, keep_N: Tensor | None
     ) -> Tensor | None:
         """What moves the codes where they are parameters; nothing here."""
         return None
@@ -243,7 +227,7 @@ class Quantizer(Layout):
     # Tokens
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
-        """Codes of tokens, heads side by side, before the projection out; a token of -1 gives zeros."""
+        """Codes of tokens, heads side by side, before the projection out; zeros for a token of -1."""
         return self._channels_back(self._codes_of(indices))
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
@@ -276,18 +260,19 @@ class Quantizer(Layout):
         assert isinstance(book, Codebook)
         return book
 
-    def _books(self) -> list[Codebook]:
-        return [self.codebook_of(h) for h in range(len(self.codebooks))]
+    @property
+    def maps(self) -> list[Codebook]:
+        return [self.codebook_of(head) for head in range(self.heads)]
 
     @property
     def codebook(self) -> Tensor:
         """The codes: [K, D], or [H, K, D] with separate codebooks. Assign to it to set them, statistics included."""
-        codes = [book.codes for book in self._books()]
+        codes = [book.codes for book in self.books()]
         return codes[0] if len(codes) == 1 else torch.stack(codes)
 
     @codebook.setter
     def codebook(self, codes: Tensor) -> None:
-        books = self._books()
+        books = self.books()
         expected = tuple(books[0].codes.shape) if len(books) == 1 else (len(books), *books[0].codes.shape)
         if tuple(codes.shape) != expected:
             raise ValueError(f"codes of shape {tuple(codes.shape)} do not fit: expected {expected}")
@@ -298,70 +283,8 @@ class Quantizer(Layout):
     def _codebook(self) -> SimpleNamespace:
         """The codebooks under vector-quantize-pytorch's names, to read: embed and embed_avg [H, K, D], cluster_size."""
         names = {"embed": "codes", "embed_avg": "sums", "cluster_size": "counts"}
-        books = self._books()
+        books = self.books()
         held = {
             theirs: [getattr(book, ours) for book in books] for theirs, ours in names.items() if hasattr(books[0], ours)
         }
         return SimpleNamespace(**{theirs: torch.stack(parts) for theirs, parts in held.items()})
-
-    @property
-    def codebook_size(self) -> int:
-        return self.codebook_of(0).size
-
-    @property
-    def grid(self) -> Grid:
-        return self.codebook_of(0).neighborhood.grid
-
-    def freeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
-        """Stop these codes (default: all) from moving; they are still chosen."""
-        self._set_frozen(indices, True)
-
-    def unfreeze(self, indices: Tensor | Sequence[int] | None = None) -> None:
-        """Let these codes (default: all) move again."""
-        self._set_frozen(indices, False)
-
-    def _set_frozen(self, indices: Tensor | Sequence[int] | None, value: bool) -> None:
-        places = slice(None) if indices is None else torch.as_tensor(indices)
-        if isinstance(places, Tensor):
-            check_range("code", places, self.codebook_size)
-        for book in self._books():
-            book.frozen[places] = value
-
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        """Gradient accumulation: forwards within gather statistics; the first one outside moves the codes by all."""
-        with ExitStack() as stack:
-            for book in self._books():
-                stack.enter_context(book.accumulate_updates())
-            yield
-
-    # Figures, over all ranks, without waiting for the device
-
-    @property
-    def perplexity(self) -> Tensor:
-        """exp(entropy) of the running use of the codes, 0-dim; the mean over separate codebooks."""
-        return torch.stack([book.perplexity() for book in self._books()]).mean()
-
-    @property
-    def usage(self) -> Tensor:
-        """Share of codes chosen in the last 1/(1 - decay) updates, 0-dim; the mean over separate codebooks."""
-        return torch.stack([book.usage() for book in self._books()]).mean()
-
-    def read_health(self) -> Tensor:
-        """The figures of `health()`, float32 [5] on the device: for those who cannot wait for it."""
-        return together([book.read_health() for book in self._books()])
-
-    def health(self) -> Health:
-        """Usage, perplexity, dead codes (not chosen in the last 1/(1 - decay) updates) and drift: how far the
-        codes moved since this was last asked, in units of their spread (nan the first time). Waits for the device."""
-        return as_health(self.read_health().tolist())
-
-    @property
-    def skipped(self) -> Tensor:
-        """How many vectors with NaN or infinity training has left out so far, int64, 0-dim."""
-        return torch.stack([book.skipped for book in self._books()]).sum()
-
-    @property
-    def step(self) -> Tensor:
-        """Codebook updates so far, int64, 0-dim."""
-        return self.codebook_of(0).step

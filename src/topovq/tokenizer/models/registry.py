@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from torch import nn
-
 from topovq.grid import Grid
 from topovq.neighborhood import Schedule
-from topovq.quantizers import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
+from topovq.quantizers import GradientVQ, KohonenVQ, Quantizer, ResidualVQ, SoftKohonenVQ
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
 from topovq.quantizers.kohonen import drop_ignored
 
 # name -> (class, the options that make the name mean what it says). Other modules may add quantizers when imported.
 COMMITMENT = {"commitment_weight": 0.25}
-QUANTIZERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+QUANTIZERS: dict[str, tuple[type[Quantizer], dict[str, Any]]] = {
     "kohonen": (KohonenVQ, COMMITMENT),
     "ema": (KohonenVQ, COMMITMENT | {"neighborhood": "none"}),
     "gradient": (GradientVQ, COMMITMENT | {"neighborhood": "none"}),
@@ -28,7 +27,7 @@ ADDED_BY = dict.fromkeys(("vqp", "vqp-rotation", "simvq", "fsq", "lfq"), "experi
 FIXED = ("dim", "codebook_size", "accept_image_fmap", "accept_3d_fmap", "channel_last")  # what the model itself decides
 
 
-def build_quantizer(kind: str, dim: int, codebook_size: int, options: dict[str, Any]) -> nn.Module:
+def build_quantizer(kind: str, dim: int, codebook_size: int, options: dict[str, Any]) -> Quantizer:
     """The quantizer `kind` for feature maps [B, dim, H, W]; `options` are its constructor's other arguments.
 
     A grid is given as a shape ([16, 32]) or as `Grid.to_dict()`, a schedule as `Schedule.to_dict()`.
@@ -60,7 +59,7 @@ def as_meant(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else drop_ignored(options)
 
 
-def codes_of(quantizers: Any) -> int:
+def codes_of(quantizers: Iterable[Quantizer]) -> int:
     """How many codes each of a model's quantizers has: FSQ's may be more or fewer than the model was asked for."""
     return max(quantizer.codebook_size for quantizer in quantizers)
 
@@ -81,15 +80,15 @@ def check_options(kind: str, options: dict[str, Any]) -> None:
 
 
 def option_names(kind: str) -> list[str]:
-    """The options that `kind` takes: its own and, if it takes any others, those it hands on to KohonenVQ."""
+    """The options that `kind` takes: its own and, if it hands others on, KohonenVQ's."""
     own = inspect.signature(QUANTIZERS[kind][0].__init__).parameters
-    names = {name for name, parameter in own.items() if parameter.kind is not parameter.VAR_KEYWORD}
-    if len(names) < len(own):
-        names |= set(inspect.signature(KohonenVQ.__init__).parameters)
+    hands_on = any(p.kind is p.VAR_KEYWORD for p in own.values())
+    signatures = [own, inspect.signature(KohonenVQ.__init__).parameters] if hands_on else [own]
+    names = {name for parameters in signatures for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     return sorted(names - {*FIXED, "self"})
 
 
-def check_name(what: str, name: str, known: Any) -> None:
+def check_name(what: str, name: str, known: Collection[str]) -> None:
     """Refuse `name` if it is none of `known`: the error lists them, the likeliest first."""
     if name in known:
         return

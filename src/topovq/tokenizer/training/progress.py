@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from topovq.health import Health
+from topovq.metrics import Health
 from topovq.missing import MissingExtra
 from topovq.tokenizer.training.watch import UsageWatch
 
