@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from topovq import KohonenVQ
 from topovq.demo import demo, demo_config
 from topovq.tokenizer.models import VQVAE
 from topovq.view.pictures import codebook_map, film, pixel_error, shifted
@@ -22,21 +22,35 @@ def test_the_page_stands_alone_and_the_numbers_are_printed(tmp_path: Path, capsy
     (tmp_path / "demo" / "kohonen" / "record.jsonl").write_text('{"event": "config"}\n')  # an earlier demo's
     page = demo(tmp_path / "demo", steps=2)
     text = page.read_text()
-    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
-    assert base64.b64decode(picture) == (tmp_path / "demo" / "demo.png").read_bytes()
-    assert not re.findall(r'(?:src|href)="(?!data:)', text)
+    assert "<h1>A codebook with a map</h1>" in text
+    assert re.search(r"by \d+ gray levels with KSOM and by \d+ with EMA-VQ", text)
+    for heading in ("KSOM: the map", "EMA-VQ: the map", "KSOM: tokens moved on the map", "EMA-VQ: tokens moved"):
+        assert f"<h2>{heading}" in text
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
     with Image.open(tmp_path / "demo" / "demo.png") as image:
         assert min(image.size) > 1000
     output = capsys.readouterr().out
     for line in ("validation loss:", "codes in use:", "error after a shift of one:"):
         assert re.search(rf"{line} +KSOM \S+.*EMA-VQ \S+", output)
-        assert line in text
     assert str(page.resolve()) in output.replace("\n", "")
 
 
 def test_the_twins_differ_in_their_learning_rule_alone() -> None:
     ours, theirs = (demo_config(kind, Path("x"), 600).as_dict() for kind in ("kohonen", "ema"))
-    assert {name for name in ours if ours[name] != theirs[name]} == {"quantizer", "quantizer_options"}
+    assert {name for name in ours if ours[name] != theirs[name]} == {"quantizer"}
+
+
+def test_the_quantizer_is_as_a_user_gets_it() -> None:
+    config = demo_config("kohonen", Path("x"), 600).resolve("cpu")
+    (trained,) = config.build_model(32, [0.0] * 3, [1.0] * 3).quantizers
+    plain = KohonenVQ(config.code_dim, config.codebook_size, steps=600, accept_image_fmap=True)
+    plain.load_state_dict(trained.state_dict())
+    assert repr(plain.neighborhood) == repr(trained.neighborhood)
+    for _ in range(3):
+        features = torch.randn(2, config.code_dim, 8, 8)
+        plain(features)
+        trained(features)
+    assert torch.equal(plain.codebook, trained.codebook)
 
 
 def test_the_map_shows_every_code_at_its_place() -> None:

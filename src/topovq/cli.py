@@ -104,20 +104,26 @@ class Train(TrainConfig):
             )
 
 
-@dataclass
-class Evaluate:
-    """Print a run's figures on validation images as JSON: loss, psnr, perplexity, usage."""
+@dataclass(kw_only=True)
+class OnRun:
+    """What commands that use a run's model have in common."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """Folder of the run."""
-    data: str | None = None
-    """Another data set than the run's own, by name or path."""
-    data_path: Path | None = None
-    """Where the data set lies, if not at its usual place."""
     batch_size: int = 256
     """Images at a time; has no effect on the result."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda or cuda:N."""
+
+
+@dataclass(kw_only=True)
+class Evaluate(OnRun):
+    """Print a run's figures on validation images as JSON: loss, psnr, perplexity, usage."""
+
+    data: str | None = None
+    """Another data set than the run's own, by name or path."""
+    data_path: Path | None = None
+    """Where the data set lies, if not at its usual place."""
 
     def __call__(self) -> None:
         figures = evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device)
@@ -125,20 +131,14 @@ class Evaluate:
             print(json.dumps(figures, indent=2))
 
 
-@dataclass
-class Encode:
+@dataclass(kw_only=True)
+class Encode(OnRun):
     """Write the tokens of images to a .parquet or .npz file, any number of them, a few batches in memory at a time."""
 
-    run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """Folder of the run."""
     images: Annotated[Positional[Path], arg(metavar="IMAGES")]
     """A folder of images (at any depth), one image, or tar shards: a folder or a pattern such as 'val-*.tar'."""
     out: Annotated[Path, arg(aliases=["-o"])]
     """The token file; under torchrun each process writes a shard of it."""
-    batch_size: int = 256
-    """Images at a time; has no effect on the result."""
-    device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
     workers: int | None = None
     """Processes that decode images; one per core by default."""
 
@@ -159,20 +159,14 @@ class Encode:
         say(f"{images(done.images)} encoded to {done.path}" + f", {len(done.skipped):,} skipped" * bool(done.skipped))
 
 
-@dataclass
-class Decode:
+@dataclass(kw_only=True)
+class Decode(OnRun):
     """Write the images that tokens stand for, as PNG files."""
 
-    run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """Folder of the run."""
     tokens: Annotated[Positional[Path], arg(metavar="TOKENS")]
     """A file that `topovq encode` wrote."""
     out: Annotated[Path, arg(aliases=["-o"])]
     """Folder for the images."""
-    batch_size: int = 256
-    """Images at a time; has no effect on the result."""
-    device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
 
     def __call__(self) -> None:
         from topovq.tokenizer.tokens import decode

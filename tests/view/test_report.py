@@ -19,7 +19,7 @@ from topovq.cli import main
 from topovq.metrics import psnr
 from topovq.tokenizer.training import load_run, open_data
 from topovq.view.report import ssim, study, write_report
-from topovq.view.report.curves import Axis, curves, round_step
+from topovq.view.report.curves import curves
 from topovq.view.report.images import colored, data_uri, sheet
 
 
@@ -45,17 +45,21 @@ def test_psnr_and_ssim_by_hand() -> None:
     assert ssim(gray[:, :4, :4], black[:, :4, :4]) == pytest.approx(c1 / (51**2 + c1))
 
 
-def test_axes_are_round() -> None:
-    assert [round_step(x) for x in (0.9, 1, 1.1, 3, 7, 0.03)] == pytest.approx([1, 1, 2, 5, 10, 0.05])
-    assert Axis(0, 100, 10, 20)(50) == 15
-    assert Axis(0, 600, 0, 1).ticks() == [0, 200, 400, 600]
-
-
 def test_a_curve_goes_through_its_points_and_survives_nan() -> None:
-    drawn = curves("loss", [("a<b", [(0, 2.0), (10, 1.0), (20, math.nan), (30, None)])])
-    assert drawn.count("<circle") == 2
-    assert "a&lt;b, step 10: 1" in drawn
+    drawn = curves("loss", [("a<b", [(0, 2.0), (10, 1.0), (20, math.nan), (30, None)]), ("never finite", [(0, None)])])
+    assert re.findall("<title>(.*)</title>", drawn) == ["a&lt;b, step 0: 2", "a&lt;b, step 10: 1"]
+    (line,) = re.findall(r'd="M ([^"]*)" clip-path[^>]*stroke: var\(--run0\)', drawn)
+    (left, top), (right, middle) = (map(float, point.split()) for point in line.split("L"))
+    assert left < right
+    assert top < middle  # SVG counts rows from the top
     assert "no finite value" in curves("loss", [("a", [(1, math.inf)])])
+
+
+def test_curves_have_labelled_axes_and_only_colors_of_the_page() -> None:
+    drawn = curves("codes in use", [("a", [(0, 0.0), (600, 0.5)])], percent=True)
+    texts = re.findall("<text[^>]*>([^<]*)</text>", drawn)
+    assert {"codes in use", "step", "0", "600", "0%", "100%"} <= set(texts)
+    assert not re.search("(?:fill|stroke): #", drawn)  # which would not change by night
 
 
 def test_pictures_keep_to_their_bytes() -> None:
@@ -75,7 +79,7 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
     assert page.stat().st_size < 5_000_000
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
     assert "<script" not in text
-    assert not re.findall(r'(?:src|href)="(?!data:)|url\(|@import', text)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)|url\((?!#)|@import', text)
     for word in (
         "validation loss",
         "perplexity",
@@ -93,7 +97,10 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
     for data in re.findall(r'src="data:image/png;base64,([^"]+)"', text):
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             image.verify()
-    assert len(re.findall("<polyline points", text)) == 3 * 3 + 3  # three charts of three runs, and the legend
+    strokes = re.findall(r"stroke: var\(--run(\d)\); stroke-(?:width|dasharray)", text)
+    assert sorted(strokes) == sorted("012" * 3)  # three charts of three runs
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(set(ids)) == len(ids)
 
 
 def test_hits_are_the_tokens_of_the_images(runs: dict[str, Path]) -> None:

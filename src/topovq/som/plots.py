@@ -6,7 +6,7 @@ Each takes `ax`, the axes to draw on (new ones otherwise); those of many small p
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,16 +19,19 @@ from topovq.metrics import not_neighbors
 from topovq.som.start import principal_axes
 from topovq.som.tables import DenseTable
 
+if TYPE_CHECKING:
+    from topovq.som.estimator import SelfOrganizingMap
+
 KINDS = ("u_matrix", "component_planes", "hit_map", "label_map", "code_images", "code_projection", "training_curves")
 EMPTY = (0.93, 0.93, 0.93, 1.0)  # cells without samples
 
 
-def u_matrix(som: Any, ax: Axes | None = None, cmap: str = "gray_r") -> Axes:
+def u_matrix(som: SelfOrganizingMap, ax: Axes | None = None, cmap: str = "gray_r") -> Axes:
     """Mean distance of each code to those of its neighbors: dark ridges part the clusters."""
     return _cells(som, u_heights(som), ax, cmap, title="U-matrix: distance to neighboring codes")
 
 
-def u_heights(som: Any) -> np.ndarray:
+def u_heights(som: SelfOrganizingMap) -> np.ndarray:
     """Mean Euclidean distance of each code to the codes of neighboring places, [K]."""
     _check_map(som)
     codes = torch.from_numpy(som.codes_).double()
@@ -41,7 +44,7 @@ def u_heights(som: Any) -> np.ndarray:
     return heights.numpy()
 
 
-def component_planes(som: Any, features: Any = None, cmap: str = "viridis") -> np.ndarray:
+def component_planes(som: SelfOrganizingMap, features: Any = None, cmap: str = "viridis") -> np.ndarray:
     """One map per feature, colored by the codes' values: an array of axes.
 
     features  names or column numbers; None draws all (at most 64)
@@ -61,7 +64,7 @@ def component_planes(som: Any, features: Any = None, cmap: str = "viridis") -> n
     return axes
 
 
-def hit_map(som: Any, X: Any = None, ax: Axes | None = None, cmap: str = "Blues") -> Axes:
+def hit_map(som: SelfOrganizingMap, X: Any = None, ax: Axes | None = None, cmap: str = "Blues") -> Axes:
     """How many samples of X (default: those of the fit) each code is closest to."""
     _check_map(som)
     index = som.labels_ if X is None else np.asarray(som.predict(X))
@@ -70,7 +73,9 @@ def hit_map(som: Any, X: Any = None, ax: Axes | None = None, cmap: str = "Blues"
     return _cells(som, hits, ax, cmap, title="samples per code", texts=texts)
 
 
-def label_map(som: Any, X: Any = None, y: Any = None, ax: Axes | None = None, cmap: str = "tab10") -> Axes:
+def label_map(
+    som: SelfOrganizingMap, X: Any = None, y: Any = None, ax: Axes | None = None, cmap: str = "tab10"
+) -> Axes:
     """The majority class of each code, paler the less pure it is; labels the map with X and y where they are given."""
     _check_map(som)
     if X is not None:
@@ -93,7 +98,7 @@ def label_map(som: Any, X: Any = None, y: Any = None, ax: Axes | None = None, cm
     return ax
 
 
-def code_images(som: Any, shape: Any, ax: Axes | None = None, cmap: str = "gray") -> Axes:
+def code_images(som: SelfOrganizingMap, shape: Any, ax: Axes | None = None, cmap: str = "gray") -> Axes:
     """Codes as pictures at their places: shape (height, width), or (height, width, 3) for colors from 0 to 1."""
     _check_map(som)
     shape = tuple(shape)
@@ -110,7 +115,7 @@ def code_images(som: Any, shape: Any, ax: Axes | None = None, cmap: str = "gray"
     return ax
 
 
-def code_projection(som: Any, X: Any = None, ax: Axes | None = None) -> Axes:
+def code_projection(som: SelfOrganizingMap, X: Any = None, ax: Axes | None = None) -> Axes:
     """Codes on their first two principal components, joined as on the map, over the samples of X where given."""
     _check_map(som)
     data = som.codes_ if X is None else som._fitted_table(X).dense(slice(None))
@@ -135,7 +140,7 @@ def code_projection(som: Any, X: Any = None, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def grid_lines(som: Any) -> np.ndarray:
+def grid_lines(som: SelfOrganizingMap) -> np.ndarray:
     """Pairs of places one step apart, int64 [E, 2]: the lines of the map."""
     every = torch.arange(som.grid_.size)
     pairs = []
@@ -145,7 +150,7 @@ def grid_lines(som: Any) -> np.ndarray:
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
-def training_curves(som: Any, ax: Axes | None = None) -> Axes:
+def training_curves(som: SelfOrganizingMap, ax: Axes | None = None) -> Axes:
     """Quantization error of each pass, and the radius it was made with."""
     if not len(getattr(som, "quantization_errors_", ())):
         raise ValueError("there is nothing to draw: fit the map first")
@@ -160,21 +165,27 @@ def training_curves(som: Any, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _check_map(som: Any) -> None:
+def _check_map(som: SelfOrganizingMap) -> None:
     if not hasattr(som, "grid_"):
         raise ValueError(f"{type(som).__name__} has no map to draw: fit a SelfOrganizingMap first")
     if som.grid_.ndim > 2:
         raise ValueError(f"a map of shape {som.grid_.shape} has {som.grid_.ndim} axes: pictures have at most 2")
 
 
-def _centers(som: Any) -> np.ndarray:
+def _centers(som: SelfOrganizingMap) -> np.ndarray:
     """Where cells are drawn, [K, 2] as (x, y): columns to the right, rows downward; a line of codes is one row."""
     positions = som.grid_.positions().numpy()
     return positions[:, ::-1] if som.grid_.ndim == 2 else np.column_stack([positions[:, 0], np.zeros(som.grid_.size)])
 
 
 def _cells(
-    som: Any, values: np.ndarray, ax: Axes | None, cmap: str, *, title: str, texts: list[str] | None = None
+    som: SelfOrganizingMap,
+    values: np.ndarray,
+    ax: Axes | None,
+    cmap: str,
+    *,
+    title: str,
+    texts: list[str] | None = None,
 ) -> Axes:
     """Cells colored by values [K] with a color bar, or by colors [K, 4]."""
     _check_map(som)
@@ -201,7 +212,7 @@ def _cells(
     return ax
 
 
-def _axes(ax: Axes | None, som: Any) -> Axes:
+def _axes(ax: Axes | None, som: SelfOrganizingMap) -> Axes:
     if ax is not None:
         return ax
     rows, columns = som.grid_.shape if som.grid_.ndim == 2 else (1, som.grid_.size)

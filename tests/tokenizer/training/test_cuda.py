@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 class Streamed(TinySource):
-    def resident(self) -> Tensor | None:  # type: ignore[override]
+    def resident(self) -> Tensor | None:
         return None
 
 

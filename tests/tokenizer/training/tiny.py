@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from topovq.tokenizer.data import Source
 from topovq.tokenizer.training import Interrupted, TrainConfig, train
 
 
-class TinySource:
-    """24 smooth 16x16 images for training and 10 for validation, as topovq.tokenizer.data's interface has it."""
-
-    name, size = "tiny", 16
-    mean, std = (127.5,) * 3, (64.0,) * 3
+class TinySource(Source):
+    """24 smooth 16x16 images for training and 10 for validation."""
 
     def __init__(self) -> None:
+        super().__init__("tiny", 16, ((127.5,) * 3, (64.0,) * 3), np.arange(10), train_images=24)
         generator = torch.Generator().manual_seed(0)
         coarse = torch.rand(34, 3, 2, 2, generator=generator) * 255
         images = torch.nn.functional.interpolate(coarse, size=(16, 16), mode="bilinear").to(torch.uint8)
         self.images, self.held_out = images[:24], images[24:]
 
-    def describe(self) -> dict[str, Any]:
-        return {"name": self.name, "images": len(self.images)}
-
-    def resident(self) -> Tensor:
+    def resident(self) -> Tensor | None:
         return self.images
 
-    def indices(self, i: int, batch_size: int, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
-        return torch.randint(len(self.images), (batch_size,), generator=generator)
+    def _train(self, batch_size: int, rows: range, seed: int, start: int) -> Generator[Tensor, None, None]:
+        for i in itertools.count(start):
+            yield self.images[self.indices(i, batch_size, seed)[rows.start : rows.stop]]
 
-    def train(
-        self, batch_size: int, *, seed: int, start: int = 0, rank: int = 0, world_size: int = 1
-    ) -> Iterator[Tensor]:
-        local, i = batch_size // world_size, start
-        while True:
-            yield self.images[self.indices(i, batch_size, seed)[rank * local : (rank + 1) * local]]
-            i += 1
-
-    def validation(
-        self, batch_size: int, *, rank: int = 0, world_size: int = 1, part: str | None = None
-    ) -> Iterator[Tensor]:
-        yield from self.held_out[rank::world_size].split(batch_size)
+    def _validation(self, indices: np.ndarray, batch_size: int) -> Generator[Tensor, None, None]:
+        yield from self.held_out[indices].split(batch_size)
 
 
 def tiny_config(out: Path, **changes: Any) -> TrainConfig:

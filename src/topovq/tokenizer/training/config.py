@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -173,7 +173,7 @@ class TrainConfig:
         values = {name: v for name, v in dataclasses.asdict(self).items() if name not in NOT_IN_RECORD}
         return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
 
-    def build_model(self, image_size: int, mean: Any, std: Any) -> Tokenizer:
+    def build_model(self, image_size: int, mean: Sequence[float], std: Sequence[float]) -> Tokenizer:
         """The model of this configuration for a data set's image size and pixel statistics."""
         return MODELS[self.model](
             image_size=image_size,

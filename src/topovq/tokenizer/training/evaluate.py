@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +10,13 @@ from torch import Tensor
 from topovq.distributed import World
 from topovq.metrics import code_counts, perplexity, to_psnr, usage
 from topovq.tokenizer.atlas import to_planes
+from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer, Tokens, can_be_graphed, codes_of
 from topovq.tokenizer.training.step import side_stream
 
 
 def validate(
-    model: Tokenizer, source: Any, batch_size: int, world: World, *, bf16: bool = False, part: str | None = None
+    model: Tokenizer, source: Source, batch_size: int, world: World, *, bf16: bool = False, part: str | None = None
 ) -> dict[str, float]:
     """Figures over the whole validation set (or one `part` of it), the same in every process.
 
@@ -39,7 +39,7 @@ class Validation:
     one CUDA graph.
     """
 
-    def __init__(self, model: Tokenizer, source: Any, batch_size: int, world: World, bf16: bool) -> None:
+    def __init__(self, model: Tokenizer, source: Source, batch_size: int, world: World, bf16: bool) -> None:
         self.model, self.source, self.batch_size, self.world, self.bf16 = model, source, batch_size, world, bf16
         alone = world.device.type == "cuda" and world.size == 1 and source.resident() is not None
         self.stays = alone and can_be_graphed(model)
@@ -89,7 +89,7 @@ def _over(model: Tokenizer, batches: Iterable[Tensor], world: World, bf16: bool)
     return totals_4, counts_LK
 
 
-def _summary(totals_4: Tensor, counts_LK: Tensor, source: Any, world: World) -> dict[str, float]:
+def _summary(totals_4: Tensor, counts_LK: Tensor, source: Source, world: World) -> dict[str, float]:
     world.sum(totals_4)
     world.sum(counts_LK)
     loss, quantizer_loss, pixel_error, images = totals_4.tolist()

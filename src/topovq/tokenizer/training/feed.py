@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from topovq.distributed import World
+from topovq.tokenizer.data import Source
 
 AHEAD = 256  # batches of indices sent to the device at once
 
@@ -26,7 +27,7 @@ class Feed(Protocol):
     def close(self) -> None: ...
 
 
-def open_feed(source: Any, batch_size: int, seed: int, start: int, world: World) -> Feed:
+def open_feed(source: Source, batch_size: int, seed: int, start: int, world: World) -> Feed:
     """The training images of `source` from global batch `start` on, gathered on the device if the whole set fits."""
     if world.device.type == "cuda":
         images = source.resident()
@@ -94,7 +95,9 @@ class CudaFeed:
 class ResidentFeed:
     """The whole data set on the device; only row numbers travel, AHEAD batches at a time."""
 
-    def __init__(self, images_NCHW: Tensor, source: Any, batch_size: int, seed: int, start: int, world: World) -> None:
+    def __init__(
+        self, images_NCHW: Tensor, source: Source, batch_size: int, seed: int, start: int, world: World
+    ) -> None:
         # Rows of one block of memory each, whatever the order of their axes.
         self.last = not images_NCHW.is_contiguous()
         self.images = (images_NCHW.permute(0, 2, 3, 1) if self.last else images_NCHW).to(world.device)

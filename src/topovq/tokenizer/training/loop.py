@@ -14,7 +14,6 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from filelock import FileLock, Timeout
 from topovq.distributed import World, join_world, pick_device
 from topovq.storage import write_atomic
 from topovq.tokenizer.atlas import charts, map_picture
+from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from topovq.tokenizer.training.config import IDENTITY, TrainConfig, told_options
@@ -51,7 +51,7 @@ class RunResult:
     validation: dict[str, float]
 
 
-def train(config: TrainConfig, *, source: Any = None, quiet: bool = False) -> RunResult:
+def train(config: TrainConfig, *, source: Source | None = None, quiet: bool = False) -> RunResult:
     """Train to the end of `config`; under torchrun, together with the other processes.
 
     `source` (tokenizer/data) replaces the data set that the configuration names. A run that is finished already is not
@@ -108,7 +108,7 @@ class Run:
     `at_once` is how many runs share the device, which the record says since it explains how long they took.
     """
 
-    def __init__(self, config: TrainConfig, source: Any, world: World, quiet: bool, at_once: int = 1) -> None:
+    def __init__(self, config: TrainConfig, source: Source, world: World, quiet: bool, at_once: int = 1) -> None:
         assert config.out is not None
         assert config.batch_size is not None
         assert config.learning_rate is not None
@@ -285,7 +285,7 @@ class Run:
 
     def _validate(self, reporter: Reporter) -> None:
         self.validation = self.validate()
-        parts = getattr(self.source, "parts", ())
+        parts = self.source.parts
         if len(parts) > 1:
             self.validation |= {f"loss_{part}": self.validate(part)["loss"] for part in parts}
         self.best = min(self.best, self.validation["loss"])

@@ -17,13 +17,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from topovq.distributed import World, pick_device
+from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import QUANTIZERS
 from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.datasets import open_data
@@ -37,7 +37,7 @@ SHOWN_EVERY = 50  # steps of all runs
 
 
 def train_all(
-    configs: Sequence[TrainConfig], *, jobs: int | None = None, quiet: bool = False, source: Any = None
+    configs: Sequence[TrainConfig], *, jobs: int | None = None, quiet: bool = False, source: Source | None = None
 ) -> list[RunResult]:
     """Train what is not finished of these, `jobs` at once, and return the results in the order of `configs`.
 
@@ -68,25 +68,27 @@ class _Lane:
 
     run: Run
     steps: Generator[None, None, RunResult]
-    stream: Any
+    stream: torch.cuda.Stream | None
     seen: int = 0
     """Steps of it that the progress bar knows of."""
 
 
-def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Any, progress: _Progress) -> None:
+def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Source | None, progress: _Progress) -> None:
     device = pick_device(configs[0].device)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
     world = World(0, 1, device)
     waiting, lanes = deque(configs), list[_Lane]()
-    streams: list[Any] = []  # of runs that are over: torch has few, and two runs at once must not share one
+    streams: list[
+        torch.cuda.Stream | None
+    ] = []  # of runs that are over: torch has few, and two runs at once must not share one
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         stack.enter_context(fastest_convolutions())
-        opened: dict[Any, Any] = {}
+        opened: dict[tuple[object, ...], Source] = {}
 
-        def data_of(config: TrainConfig) -> Any:
+        def data_of(config: TrainConfig) -> Source:
             key = (config.data, config.data_path, config.image_size, config.workers)
             if source is None and key not in opened:
                 opened[key] = stack.enter_context(open_data(*key))
@@ -120,7 +122,7 @@ def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Any, progres
             raise interrupted
 
 
-def _at_once(config: TrainConfig, data_of: Callable[[TrainConfig], Any], cuda: bool) -> int:
+def _at_once(config: TrainConfig, data_of: Callable[[TrainConfig], Source], cuda: bool) -> int:
     """How many such runs fill the device."""
     assert config.batch_size is not None
     return AT_ONCE if cuda and config.batch_size * data_of(config).size ** 2 <= LARGE else 1

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from topovq.distributed import World
 from topovq.metrics import Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
 from topovq.tokenizer.training.feed import Feed
+
+if TYPE_CHECKING:
+    from topovq.tokenizer.training.adamw import ClippedAdamW  # needs Triton
 
 WARM_UP = 3  # steps done eagerly before capture, so that kernels are compiled and the optimizer's state exists
 PARTS = ("begin", "descend", "error")  # of a model, that are compiled (models/model.py)
@@ -71,9 +74,9 @@ class TrainStep:
         able = can_be_graphed(model)
         self.graphed = world.device.type == "cuda" and world.size == 1 and able if graph is None else graph
         self.network = working_copy(model) if self.graphed and bf16 else model
-        self.fused: Any = None
+        self.fused: ClippedAdamW | None = None
         if self.graphed:
-            from topovq.tokenizer.training.adamw import ClippedAdamW  # needs Triton
+            from topovq.tokenizer.training.adamw import ClippedAdamW
 
             working = [p for p in self.network.parameters() if p.requires_grad]
             self.fused = ClippedAdamW(optimizer, working, clip)
@@ -82,7 +85,7 @@ class TrainStep:
             for part in PARTS:
                 setattr(self.network, part, torch.compile(getattr(self.network, part)))
         losses = _Losses(self.network)
-        self.forward: Callable[[Tensor], Any] = _distribute(losses) if world.size > 1 else losses
+        self.forward: Callable[[Tensor], tuple[Tensor, Tensor]] = _distribute(losses) if world.size > 1 else losses
         self.sums_3 = torch.zeros(3, device=world.device)  # loss, reconstruction loss, steps
         self.one = torch.ones((), device=world.device)
         self.captured: torch.cuda.CUDAGraph | None = None
@@ -124,6 +127,7 @@ class TrainStep:
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured, stream=stream):
                 self._step()
+            assert self.fused is not None
             self.fused.send()
             self.captured = captured
 

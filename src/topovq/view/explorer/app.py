@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -179,7 +179,7 @@ def create_app(studies: list[Study], images: Path | None = None, hosts: Collecti
     return app
 
 
-def page_file(name: str) -> Callable[[], Any]:
+def page_file(name: str) -> Callable[[], Awaitable[Response]]:
     data, kind = (PAGE / name).read_bytes(), TYPES[Path(name).suffix]
 
     async def send() -> Response:

@@ -1,6 +1,15 @@
 """What a run is, on one page: `topovq report RUN [RUN ...]`."""
 
-from topovq.view.report.page import REPORT_FILE, write_report
+from topovq.view.report.page import CURVES, REPORT_FILE, write_page, write_report
 from topovq.view.report.study import Study, ssim, study, with_channels
 
-__all__ = ["REPORT_FILE", "Study", "ssim", "study", "with_channels", "write_report"]
+__all__ = [
+    "CURVES",
+    "REPORT_FILE",
+    "Study",
+    "ssim",
+    "study",
+    "with_channels",
+    "write_page",
+    "write_report",
+]

@@ -1,4 +1,7 @@
-"""`write_report`: runs on one HTML page that needs nothing but itself: no script, no network."""
+"""`write_report`: runs on one HTML page that needs nothing but itself: no script, no network.
+
+The HTML is written by hand: one page is no reason for a template language.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,18 +35,19 @@ def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
     names = [Path(run).resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
-    studies = [study(run, name) for run, name in zip(runs, names)]
-    out = Path(out)
+    return write_page([study(run, name) for run, name in zip(runs, names)], Path(out), " and ".join(names))
+
+
+def write_page(studies: Sequence[Study], out: Path, title: str, introduction: str = "") -> Path:
+    """Write the page of runs that were looked at already; `introduction` is a paragraph to begin with."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, render(studies).encode())
+    write_atomic(out, _render(studies, title, introduction).encode())
     return out
 
 
-def render(studies: Sequence[Study]) -> str:
-    """The page as text."""
+def _render(studies: Sequence[Study], title: str, introduction: str) -> str:
     pictures = sum(2 + len(s.maps) * 3 + len(list(_moves(s))) for s in studies)
     budget = PICTURE_BYTES // pictures
-    title = " and ".join(s.name for s in studies)
     style = (Path(__file__).parent / "style.css").read_text()
     sections = [
         _learning(studies),
@@ -57,6 +60,7 @@ def render(studies: Sequence[Study]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_text(title)}: report</title>\n<style>\n{style}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
+        + f"<p>{_text(introduction)}</p>\n" * bool(introduction)
         + "\n".join(f"<section>\n{section}\n</section>" for section in sections)
         + "\n</body>\n</html>\n"
     )
@@ -185,7 +189,7 @@ def _configuration(studies: Sequence[Study]) -> str:
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}: {_plain(v)}" for k, v in value.items()) or "none"
     if isinstance(value, list):
