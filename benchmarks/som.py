@@ -42,6 +42,7 @@ from topovq import metrics
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.ops.search import nearest
+from topovq.ops.smooth import smooth
 from topovq.som import SelfOrganizingMap
 
 torch.set_num_threads(1)
@@ -143,7 +144,7 @@ def fit_plain_torch(x_ND: np.ndarray, side: int) -> np.ndarray:
             index[start : start + 1024] = torch.from_numpy(score.numpy().argmin(1))
         sums = torch.zeros_like(codes).index_add_(0, index, x)
         counts = torch.bincount(index, minlength=side * side).float()
-        sums, counts = neighborhood.smooth(sums, counts, torch.tensor(step))
+        sums, counts = smooth(sums, counts, neighborhood, torch.tensor(step))
         codes = sums / counts[:, None]
     return codes.numpy()
 

@@ -206,12 +206,17 @@ def test_the_neighborhood_only_shrinks_and_tends_to_the_identity(kind, grid, tau
 
 
 @pytest.mark.parametrize("kind", NEIGHBORHOODS)
-def test_smooth_is_the_transposed_matrix(kind):
-    neighborhood = Neighborhood(kind, Grid((3, 4)))
-    sums, counts = torch.randn(12, 5, dtype=torch.float64), torch.rand(12, dtype=torch.float64)
-    smoothed_sums, smoothed_counts = neighborhood.smooth(sums, counts, torch.tensor(7))
-    assert torch.allclose(smoothed_sums, neighborhood.matrix(7).T @ sums)
-    assert torch.allclose(smoothed_counts, neighborhood.matrix(7).T @ counts)
+@pytest.mark.parametrize(
+    "schedule", [Schedule.harmonic(0.3), Schedule.linear(4, 0, 10), Schedule.exponential(4, 1, 10)]
+)
+def test_a_neighborhood_survives_its_numbers(kind, schedule):
+    for grid in (Grid((3, 4), wrap=(True, False)), Grid((3, 4), size=11), Grid((4, 3), topology="hexagonal")):
+        neighborhood = Neighborhood(kind, grid, schedule=schedule)
+        again = Neighborhood.from_numbers(grid.size, *neighborhood.numbers)
+        assert again.grid == grid
+        assert again.numbers == neighborhood.numbers
+        for step in (0, 7, 100):
+            assert torch.equal(again.matrix(step), neighborhood.matrix(step))
 
 
 # The recommended setting

@@ -31,7 +31,8 @@ from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.direct import in_backward, may_be_recomputed
 from topovq.ops.search import nearest
-from topovq.ops.update import follow_use, update
+from topovq.ops.smooth import smooth
+from topovq.ops.update import Batch, Rule, State, follow_use, update
 from topovq.state import CodebookState
 
 COUNT_SMOOTHINGS = ("carried", "copy")
@@ -224,24 +225,10 @@ class Codebook(CodebookState):
             return
         if self.received is not None:
             self._follow_weight(self.received, counts_K)
-        update(
-            self.codes,
-            self.sums,
-            self.counts,
-            self.hits,
-            self.idle,
-            self.step,
-            self.frozen,
-            sums_KD,
-            counts_K,
-            self.neighborhood.grid,
-            self.neighborhood.course,
-            decay=self.decay,
-            eps=self.eps,
-            update_empty=self.update_empty,
-            carried=self.count_smoothing == "carried",
-            cosine=self.unit_length,
-        )
+        state = State(self.codes, self.sums, self.counts, self.hits, self.idle, self.step, self.frozen)
+        carried = self.count_smoothing == "carried"
+        rule = Rule(self.decay, self.eps, self.update_empty, carried, cosine=self.unit_length)
+        update(state, Batch(sums_KD, counts_K), self.neighborhood, rule)
 
     @torch.no_grad()
     def _learn_share(self, share_K: Tensor, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
@@ -268,7 +255,7 @@ class Codebook(CodebookState):
         It is at least `hits`, which are without neighbors and start from 0, and at most `counts`, which only decay in
         updates that give a code something. A loader that knew no `received` may have left anything there.
         """
-        _, weight_K = self.neighborhood.smooth(counts_K[:, None], counts_K, self.step)
+        _, weight_K = smooth(counts_K[:, None], counts_K, self.neighborhood, self.step)
         sound_K = torch.maximum(self.hits, torch.minimum(received_K.nan_to_num(), self.counts))
         moved_K = self.decay * sound_K + (1 - self.decay) * weight_K
         received_K.copy_(torch.where(counts_K.sum() > 0, moved_K, received_K))

@@ -16,6 +16,7 @@ from topovq.grid import Grid, check_range
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import center_of, nearest
+from topovq.ops.smooth import smooth
 
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
 
@@ -158,7 +159,7 @@ def distortion(x_ND: Tensor, codes_KD: Tensor, neighborhood: Neighborhood, step:
     center_D = codes_KD.double().mean(0)
     x_ND, w_KD = x_ND.double() - center_D, codes_KD.double() - center_D
     sums_KC, counts_K = accumulate(torch.cat([x_ND, x_ND.square().sum(1, keepdim=True)], 1), index_N, len(codes_KD))
-    sums_KC, counts_K = neighborhood.smooth(sums_KC, counts_K, torch.as_tensor(step, device=codes_KD.device))
+    sums_KC, counts_K = smooth(sums_KC, counts_K, neighborhood, torch.as_tensor(step, device=codes_KD.device))
     total = sums_KC[:, -1] - 2 * (w_KD * sums_KC[:, :-1]).sum(1) + w_KD.square().sum(1) * counts_K
     return total.sum() / len(x_ND)
 

@@ -1,10 +1,12 @@
 """How far a winner's update reaches on the map, and how that shrinks over training.
 
-A(t) is the K x K neighborhood matrix: A_jk = strength(t) * kernel(dist(j, k) / width(t)) off the diagonal, 1 on it.
+A(t) is the K x K neighborhood matrix: A_jk = strength(t) * f(dist(j, k) / width(t)) off the diagonal, 1 on it.
     none         A = I (K-means, EMA-VQ)
-    hard         kernel(r) = 1 for r <= 1, else 0
-    gaussian     kernel(r) = exp(-r^2)
-    exponential  kernel(r) = exp(-r)
+    hard         f(r) = 1 for r <= 1, else 0
+    gaussian     f(r) = exp(-r^2)
+    exponential  f(r) = exp(-r)
+The width is in cells of the map, here and everywhere in this package. A Gaussian's standard deviation, which the
+estimators of topovq.som call radius, is width / sqrt(2).
 
 With the paper's harmonic schedule s(t) = 1/(1 + t*tau) and `radius` R:
     hard         width = R (1 on a line, sqrt(D) in D dimensions, 1 between hexagons), strength = s(t)
@@ -12,7 +14,7 @@ With the paper's harmonic schedule s(t) = 1/(1 + t*tau) and `radius` R:
     exponential  width = R s(t), R = 10                                          (the authors' code)
 With a schedule over a known number of steps the width itself is what falls, from `start` to `end`, and strength is 1.
 
-`smooth` applies A^T to statistics without the matrix (ops/smooth.py); `matrix` is the matrix, for tests and small K.
+This is a description in plain numbers; ops/smooth.py applies A^T to statistics without the matrix.
 Everything that depends on t is computed on the device from the step tensor: nothing waits for the host.
 """
 
@@ -26,11 +28,11 @@ import torch
 from torch import Tensor
 
 from topovq.grid import Grid
-from topovq.ops.kernel import Course, Kernel, falling
-from topovq.ops.smooth import smooth
 
 NEIGHBORHOODS = ("none", "hard", "gaussian", "exponential")
 SCHEDULES = ("harmonic", "linear", "exponential")
+CUTOFF = 1e-10  # a weight below this share of the whole is no weight
+NARROWEST = 1e-6  # a neighborhood of width 0 is the identity: no division by it
 
 # The recommended setting (docs/explanation/default.md says what it rests on).
 START_SHARE = 1 / 16  # first width, as a share of the map's side
@@ -90,7 +92,14 @@ class Schedule:
 
     def __call__(self, step: Tensor) -> Tensor:
         """The value at `step` (int64, 0-dim), float64 on its device."""
-        return falling(self.kind, step, self.tau or 0.0, self.start or 0.0, self.end or 0.0, self.steps or 1)
+        t = step.double()
+        if self.kind == "harmonic":
+            return 1 / (1 + t * (self.tau or 0.0))
+        start, end = self.start or 0.0, self.end or 0.0
+        progress = (t / (self.steps or 1)).clamp(max=1)
+        if self.kind == "linear":
+            return start + (end - start) * progress
+        return start * (end / start) ** progress
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -101,7 +110,7 @@ class Schedule:
 
 
 class Neighborhood:
-    """The neighborhood matrix A(t) of a grid, as weights, as a matrix, and as a smoothing operation."""
+    """The neighborhood matrix A(t) of a grid: its width and strength, its weights, and the matrix itself."""
 
     def __init__(self, kind: str, grid: Grid, *, schedule: Schedule | None = None, radius: float | None = None) -> None:
         if kind not in NEIGHBORHOODS:
@@ -120,41 +129,69 @@ class Neighborhood:
         self.radius = radius if radius is not None else default_radius(kind, grid) if harmonic else None
 
     @property
-    def course(self) -> Course:
-        """How width and strength follow from the step, in plain numbers."""
-        plan = self.schedule
-        return Course(self.kind, plan.kind, plan.tau or 0.0, self.widest, plan.end or 0.0, plan.steps or 1)
-
-    def width(self, step: Tensor) -> Tensor:
-        """Reach of the kernel in grid cells at `step`, float64, 0-dim."""
-        return self.course.width(step)
-
-    def strength(self, step: Tensor) -> Tensor:
-        """Weight of the kernel off the diagonal at `step`, float64, 0-dim."""
-        return self.course.strength(step)
-
-    @property
     def widest(self) -> float:
-        """The largest width there will be (the schedules only fall)."""
+        """The largest width there will be: schedules only fall. The host knows it, so shapes can follow from it."""
         widest = self.radius if self.schedule.kind == "harmonic" else self.schedule.start
         assert widest is not None
         return widest
 
-    def kernel(self, step: Tensor) -> Kernel:
-        """The weights at `step` as a function of distance."""
-        return self.course.at(step)
+    def width(self, step: Tensor) -> Tensor:
+        """How far the neighborhood reaches at `step`, in cells of the map, float64, 0-dim."""
+        if self.schedule.kind != "harmonic":
+            return self.schedule(step).clamp(min=NARROWEST)
+        if self.kind in ("none", "hard"):
+            return torch.full_like(step, self.widest, dtype=torch.float64)
+        share = self.schedule(step)
+        return self.widest * (share.sqrt() if self.kind == "gaussian" else share)
+
+    def strength(self, step: Tensor) -> Tensor:
+        """The factor of the weights off the diagonal at `step`, float64, 0-dim."""
+        if self.kind == "hard" and self.schedule.kind == "harmonic":
+            return self.schedule(step)
+        return torch.ones_like(step, dtype=torch.float64)
 
     def weight(self, distance: Tensor, step: Tensor | int) -> Tensor:
-        """A as a function of map distance: float64, 1 at distance 0."""
-        return self.kernel(torch.as_tensor(step)).weight(distance)
+        """A as a function of map distance: float64, the shape of `distance`, 1 at distance 0."""
+        distance = distance.double()
+        itself = distance == 0
+        if self.kind == "none":
+            return itself.double()
+        step = torch.as_tensor(step)
+        width = self.width(step)
+        if self.kind == "hard":
+            off = (distance <= width + 1e-9).double()
+        elif self.kind == "gaussian":
+            off = torch.exp(-((distance / width) ** 2))
+        else:
+            off = torch.exp(-distance / width)
+        return torch.where(itself, 1.0, self.strength(step) * off)
+
+    def reach(self, width: float) -> float:
+        """The distance beyond which the weight is below CUTOFF at this width."""
+        decades = -math.log(CUTOFF)
+        return width * {"none": 0.0, "hard": 1.0, "gaussian": math.sqrt(decades), "exponential": decades}[self.kind]
 
     def matrix(self, step: Tensor | int) -> Tensor:
         """The dense K x K matrix, float64: for tests and small K."""
         return self.weight(self.grid.distance_matrix(), step)
 
-    def smooth(self, sums_KD: Tensor, counts_K: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """(A(t)^T sums, A(t)^T counts), without a K x K matrix."""
-        return smooth(sums_KD, counts_K, self.grid, self.kernel(step))
+    @property
+    def numbers(self) -> tuple[list[int], list[bool], str, str, str, float, float, float, int]:
+        """All of it but the number of codes, as registered operations take it."""
+        grid, plan = self.grid, self.schedule
+        lattice = (list(grid.shape), list(grid.wrap), grid.topology)
+        return (*lattice, self.kind, plan.kind, plan.tau or 0.0, self.widest, plan.end or 0.0, plan.steps or 1)
+
+    @classmethod
+    def from_numbers(
+        cls, size: int, shape: list[int], wrap: list[bool], topology: str,
+        kind: str, schedule: str, tau: float, widest: float, end: float, steps: int,
+    ) -> Neighborhood:  # fmt: skip
+        """The neighborhood of `size` codes with these `numbers`."""
+        grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap), size=size)
+        if schedule == "harmonic":
+            return cls(kind, grid, schedule=Schedule.harmonic(tau), radius=widest)
+        return cls(kind, grid, schedule=Schedule(schedule, start=widest, end=end, steps=steps))
 
     def __repr__(self) -> str:
         return f"Neighborhood({self.kind!r}, {self.grid}, schedule={self.schedule}, radius={self.radius})"

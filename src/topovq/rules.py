@@ -16,6 +16,7 @@ from torch import Tensor
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import nearest
+from topovq.ops.smooth import smooth
 
 
 def online(
@@ -56,7 +57,7 @@ def batch(
     x_ND = _finite(x_ND)
     index_N = nearest(x_ND, codes_KD, metric)
     sums_KD, counts_K = accumulate(x_ND, index_N, len(codes_KD))
-    sums_KD, counts_K = neighborhood.smooth(sums_KD, counts_K, torch.tensor(step, device=codes_KD.device))
+    sums_KD, counts_K = smooth(sums_KD, counts_K, neighborhood, torch.tensor(step, device=codes_KD.device))
     reached_K1 = (counts_K > 0)[:, None]
     return torch.where(reached_K1, sums_KD / counts_K.where(counts_K > 0, 1)[:, None], codes_KD)
 

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topovq.grid import Grid
-from topovq.neighborhood import Neighborhood, Schedule
+from topovq.neighborhood import CUTOFF, Neighborhood, Schedule
 from topovq.ops import smooth as module
-from topovq.ops.kernel import CUTOFF
 from topovq.ops.smooth import method, shifts, smooth, smooth_reference
 
 GRIDS = [
@@ -72,14 +71,10 @@ def some_stats(size: int, dim: int = 3, seed: int = 0, vectors: int = 200) -> tu
     return torch.zeros(size, dim, dtype=torch.float64).index_add(0, chosen, x), chosen.bincount(minlength=size).double()
 
 
-def force(monkeypatch, name: str, grid: Grid, kernel) -> None:
+def force(monkeypatch, name: str, neighborhood: Neighborhood) -> None:
     for limit, value in FORCED[name].items():
         monkeypatch.setattr(module, limit, value)
-    assert method(grid, kernel) == name
-
-
-def kernel_of(kind: str, grid: Grid, step: int = 0, **options):
-    return Neighborhood(kind, grid, **options).kernel(torch.tensor(step))
+    assert method(neighborhood) == name
 
 
 # By hand
@@ -95,9 +90,11 @@ def kernel_of(kind: str, grid: Grid, step: int = 0, **options):
 )
 def test_a_line_by_hand(monkeypatch, name, wrap, sums, counts):
     grid = Grid(3, wrap=wrap)
-    kernel = kernel_of("hard", grid, 10)
-    force(monkeypatch, name, grid, kernel)
-    smoothed = smooth(torch.tensor([[5.0], [0.0], [8.0]]), torch.tensor([1.0, 0.0, 2.0]), grid, kernel)
+    neighborhood = Neighborhood("hard", grid)
+    force(monkeypatch, name, neighborhood)
+    smoothed = smooth(
+        torch.tensor([[5.0], [0.0], [8.0]]), torch.tensor([1.0, 0.0, 2.0]), neighborhood, torch.tensor(10)
+    )
     assert smoothed[0].flatten().tolist() == pytest.approx(sums, abs=1e-6)
     assert smoothed[1].tolist() == pytest.approx(counts, abs=1e-6)
 
@@ -114,11 +111,11 @@ def test_a_line_by_hand(monkeypatch, name, wrap, sums, counts):
 def test_a_square_by_hand(monkeypatch, kind, name, near, across):
     # One vector (10, 20) at place 0 of 2 x 2.
     grid = Grid((2, 2))
-    kernel = kernel_of(kind, grid)
-    force(monkeypatch, name, grid, kernel)
+    neighborhood = Neighborhood(kind, grid)
+    force(monkeypatch, name, neighborhood)
     sums, counts = torch.zeros(4, 2), torch.zeros(4)
     sums[0], counts[0] = torch.tensor([10.0, 20.0]), 1
-    sums, counts = smooth(sums, counts, grid, kernel)
+    sums, counts = smooth(sums, counts, neighborhood, torch.tensor(0))
     weights = torch.tensor([1.0, near, near, across])
     torch.testing.assert_close(counts, weights, rtol=1e-6, atol=0)
     torch.testing.assert_close(sums, weights[:, None] * torch.tensor([10.0, 20.0]), rtol=1e-6, atol=0)
@@ -130,9 +127,9 @@ def test_a_square_by_hand(monkeypatch, kind, name, near, across):
 @pytest.mark.parametrize("name", METHODS_OF["hard"])
 def test_an_empty_place_gives_and_takes_nothing(monkeypatch, name):
     grid = Grid((2, 2), size=3)
-    kernel = kernel_of("hard", grid, 10)
-    force(monkeypatch, name, grid, kernel)
-    sums, counts = smooth(torch.tensor([[2.0], [4.0], [8.0]]), torch.ones(3), grid, kernel)
+    neighborhood = Neighborhood("hard", grid)
+    force(monkeypatch, name, neighborhood)
+    sums, counts = smooth(torch.tensor([[2.0], [4.0], [8.0]]), torch.ones(3), neighborhood, torch.tensor(10))
     assert sums.flatten().tolist() == pytest.approx([8, 9, 11], abs=1e-6)
     assert counts.tolist() == pytest.approx([2, 2, 2], abs=1e-6)
 
@@ -140,9 +137,9 @@ def test_an_empty_place_gives_and_takes_nothing(monkeypatch, name):
 def test_none_changes_nothing():
     grid = Grid((3, 4))
     sums, counts = some_stats(12)
-    kernel = kernel_of("none", grid)
-    assert method(grid, kernel) == "none"
-    smoothed = smooth(sums, counts, grid, kernel)
+    neighborhood = Neighborhood("none", grid)
+    assert method(neighborhood) == "none"
+    smoothed = smooth(sums, counts, neighborhood, torch.tensor(0))
     assert torch.equal(smoothed[0], sums)
     assert torch.equal(smoothed[1], counts)
 
@@ -168,8 +165,24 @@ def test_the_method_follows_from_shapes():
         ("exponential", Grid((16, 32)), "dense"),
         ("exponential", Grid((512, 512)), "fft"),
     ]:
-        assert method(grid, kernel_of(kind, grid)) == name
-    assert method(Grid((64, 64)), kernel_of("hard", Grid((64, 64)), radius=9)) == "fft"
+        assert method(Neighborhood(kind, grid)) == name
+    assert method(Neighborhood("hard", Grid((64, 64)), radius=9)) == "fft"
+
+
+# The operation as PyTorch sees it
+
+
+@pytest.mark.parametrize(
+    "grid", [Grid(1), Grid((3, 4)), Grid((5, 6), size=25), Grid((4, 3), topology="hexagonal")], ids=str
+)
+@pytest.mark.parametrize(("kind", "options"), SHAPES)
+def test_the_operation_is_the_function(kind, options, grid):
+    neighborhood, step = Neighborhood(kind, grid, **options), torch.tensor(7)
+    sums, counts = some_stats(grid.size)
+    torch.library.opcheck(torch.ops.topovq.smooth.default, (sums, counts, step, *neighborhood.numbers))
+    traced = torch.ops.topovq.smooth.default(sums, counts, step, *neighborhood.numbers)
+    for got, expected in zip(traced, smooth(sums, counts, neighborhood, step)):
+        assert torch.equal(got, expected)
 
 
 # Agreement
@@ -185,13 +198,13 @@ def test_every_method_agrees_with_the_matrix(monkeypatch, name, grid):
     for kind, options in SHAPES:
         if name not in METHODS_OF[kind]:
             continue
-        for step in (0, 7):
-            kernel = kernel_of(kind, grid, step, **options)
-            force(monkeypatch, name, grid, kernel)
-            exact_sums, exact_counts = smooth_reference(sums, counts, grid, kernel)
-            size_sums = smooth_reference(sums.abs(), counts, grid, kernel)[0]
+        neighborhood = Neighborhood(kind, grid, **options)
+        force(monkeypatch, name, neighborhood)
+        for step in (torch.tensor(0), torch.tensor(7)):
+            exact_sums, exact_counts = smooth_reference(sums, counts, neighborhood, step)
+            size_sums = smooth_reference(sums.abs(), counts, neighborhood, step)[0]
             for dtype, rounding in ((torch.float64, 1e-14), (torch.float32, 4e-6)):
-                got_sums, got_counts = smooth(sums.to(dtype), counts.to(dtype), grid, kernel)
+                got_sums, got_counts = smooth(sums.to(dtype), counts.to(dtype), neighborhood, step)
                 assert got_sums.dtype == got_counts.dtype == dtype
                 assert (got_counts >= 0).all()
                 error = (got_sums - exact_sums).abs()
@@ -205,8 +218,8 @@ def test_every_method_agrees_with_the_matrix(monkeypatch, name, grid):
 )
 def test_any_radius_and_step(grid, kind, radius, step):
     sums, counts = some_stats(grid.size, seed=step)
-    kernel = kernel_of(kind, grid, step, radius=radius)
-    for actual, exact in zip(smooth(sums, counts, grid, kernel), smooth_reference(sums, counts, grid, kernel)):
+    at = (Neighborhood(kind, grid, radius=radius), torch.tensor(step))
+    for actual, exact in zip(smooth(sums, counts, *at), smooth_reference(sums, counts, *at)):
         torch.testing.assert_close(actual, exact, rtol=1e-11, atol=1e-11)
 
 
@@ -232,15 +245,15 @@ def test_the_error_of_a_transform_is_bounded_and_no_count_is_negative(grid, step
     x = torch.randn(30, 2, generator=generator, dtype=torch.float64) * 1e4
     sums = torch.zeros(grid.size, 2, dtype=torch.float64).index_add(0, chosen, x)
     counts = chosen.bincount(minlength=grid.size).double()
-    kernel = kernel_of("exponential", grid, step)
-    assert method(grid, kernel) == "fft"
+    neighborhood = Neighborhood("exponential", grid)
+    assert method(neighborhood) == "fft"
     exact_counts = torch.zeros_like(counts)
     exact_sums = torch.zeros_like(sums)
     for place, vector in zip(chosen, x):  # K x 30 weights in place of K x K
-        weight = kernel.weight(grid.distance(place, torch.arange(grid.size)))
+        weight = neighborhood.weight(grid.distance(place, torch.arange(grid.size)), step)
         exact_counts += weight
         exact_sums += weight[:, None] * vector
-    got_sums, got_counts = smooth(sums, counts, grid, kernel)
+    got_sums, got_counts = smooth(sums, counts, neighborhood, torch.tensor(step))
     assert (got_counts >= 0).all()
     assert ((got_counts - exact_counts).abs() <= 1.01 * CUTOFF * 30).all()
     assert ((got_sums - exact_sums).abs() <= 1.01 * CUTOFF * 30 * x.abs().max()).all()
@@ -254,7 +267,7 @@ def test_far_places_receive_exactly_nothing():
     grid = Grid(4000)
     sums, counts = torch.zeros(4000, 2), torch.zeros(4000)
     sums[0], counts[0] = torch.tensor([3e5, -1e-3]), 1000
-    sums, counts = smooth(sums, counts, grid, kernel_of("exponential", grid))
+    sums, counts = smooth(sums, counts, Neighborhood("exponential", grid), torch.tensor(0))
     assert counts[0].item() == pytest.approx(1000)
     assert counts[10].item() == pytest.approx(367.8794412)
     assert counts[230] > 0
@@ -265,7 +278,8 @@ def test_far_places_receive_exactly_nothing():
 def test_statistics_of_nothing_stay_nothing():
     for grid in (Grid((60, 70)), Grid((5, 4)), Grid((60, 41), topology="hexagonal")):
         for kind in ("hard", "gaussian", "exponential"):
-            sums, counts = smooth(torch.zeros(grid.size, 2), torch.zeros(grid.size), grid, kernel_of(kind, grid))
+            at = (Neighborhood(kind, grid), torch.tensor(0))
+            sums, counts = smooth(torch.zeros(grid.size, 2), torch.zeros(grid.size), *at)
             assert (sums == 0).all()
             assert (counts == 0).all()
 
@@ -278,7 +292,7 @@ def test_a_quarter_of_a_million_codes_need_no_matrix(run_with_gauge):
     run_with_gauge("""
         from topovq.grid import Grid
         from topovq.neighborhood import Neighborhood, Schedule
-        from topovq.ops.smooth import method
+        from topovq.ops.smooth import method, smooth
 
         square, hexagons = Grid((512, 512)), Grid((512, 512), topology="hexagonal")
         cases = [
@@ -296,11 +310,11 @@ def test_a_quarter_of_a_million_codes_need_no_matrix(run_with_gauge):
         start_gauge()
         for kind, grid, options, way in cases:
             neighborhood = Neighborhood(kind, grid, **options)
-            assert method(grid, neighborhood.kernel(torch.tensor(5))) == way
+            assert method(neighborhood) == way
             middle = grid.index([n // 2 for n in grid.shape])
             sums.zero_()[middle] = 2.0
             counts.zero_()[middle] = 1.0
-            new_sums, new_counts = neighborhood.smooth(sums, counts, torch.tensor(5))
+            new_sums, new_counts = smooth(sums, counts, neighborhood, torch.tensor(5))
             near = torch.arange(int(middle) - 3, int(middle) + 4)
             weight = neighborhood.weight(grid.distance(middle, near), 5).float()
             assert torch.allclose(new_counts[near], weight, atol=1e-6), (kind, grid)

@@ -1,6 +1,6 @@
-"""convolve: smoothing over a large grid by fast Fourier transforms, for kernels that neither are small nor separate.
+"""convolve: smoothing over a large grid by fast Fourier transforms, for weights that neither are few nor separate.
 
-Legend: the field [n_1, ..., C] of a grid splits into P sublattices, on each of which the kernel is a convolution:
+Legend: the field [n_1, ..., C] of a grid splits into P sublattices, on each of which A is a convolution:
 P = 1 for a rectangular grid, P = 2 (even and odd rows) for a hexagonal one, where
     out_even = K_same * even + K_cross * odd,    out_odd = K_same * odd + mirrored(K_cross) * even.
 
@@ -15,15 +15,16 @@ import math
 import torch
 from torch import Tensor
 
-from topovq.grid import ROW_HEIGHT, Grid
-from topovq.ops.kernel import CUTOFF, Kernel
+from topovq.grid import ROW_HEIGHT
+from topovq.neighborhood import CUTOFF, Neighborhood
 
 # Entries transformed at a time: on a CPU few enough to stay near its cores, on a GPU few enough to need little memory.
 BLOCK_ON_CPU, BLOCK_ON_GPU = 2**18, 2**21
 
 
-def convolve(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
+def convolve(stats_KC: Tensor, neighborhood: Neighborhood, step: Tensor) -> Tensor:
     """A^T stats: [K, C] -> [K, C]; the last column holds the counts."""
+    grid = neighborhood.grid
     shape = grid.shape
     hexagonal = grid.topology == "hexagonal"
     parities = 2 if hexagonal else 1
@@ -32,18 +33,21 @@ def convolve(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
     if shape[0] % parities:  # an odd number of rows gets an empty one more
         field = torch.cat([field, torch.zeros_like(field[:1])])
     sizes = [field.shape[0] // parities, *shape[1:]]
-    # An open axis is padded by the kernel's reach, so that what leaves one border cannot enter at the other. On the CPU
-    # asking for the width of this moment costs nothing; a GPU is not asked, and pads for the largest there will be.
-    reach = kernel.reach(float(kernel.width) if stats_KC.device.type == "cpu" else kernel.widest)
+    # An open axis is padded by the neighborhood's reach, so that what leaves one border cannot enter at the other. On
+    # the CPU asking for the width of this moment costs nothing; a GPU is not asked, and pads for the widest there is.
+    on_cpu = stats_KC.device.type == "cpu"
+    reach = neighborhood.reach(float(neighborhood.width(step)) if on_cpu else neighborhood.widest)
     padded = [
         n if wraps else _fast_length(n + min(n, math.ceil(reach / pitch) + 1))
         for n, wraps, pitch in zip(sizes, grid.wrap, pitches)
     ]
-    same = _transfer(kernel, padded, pitches, [0.0] * len(shape), stats_KC.device)
-    cross = _transfer(kernel, padded, pitches, [0.5, 0.5], stats_KC.device) if hexagonal else same
+    same = torch.fft.rfftn(neighborhood.weight(_apart(padded, pitches, [0.0] * len(shape), stats_KC.device), step))
+    cross = same
+    if hexagonal:
+        cross = torch.fft.rfftn(neighborhood.weight(_apart(padded, pitches, [0.5, 0.5], stats_KC.device), step))
 
     out = torch.empty_like(field)
-    block = BLOCK_ON_CPU if stats_KC.device.type == "cpu" else BLOCK_ON_GPU
+    block = BLOCK_ON_CPU if on_cpu else BLOCK_ON_GPU
     channels = max(1, block // math.prod(padded))
     for first in range(0, stats_KC.shape[1], channels):
         columns = slice(first, first + channels)
@@ -59,17 +63,14 @@ def convolve(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
     return torch.where(smoothed_KC[:, -1:] > CUTOFF * stats_KC[:, -1].sum(), smoothed_KC, 0)
 
 
-def _transfer(
-    kernel: Kernel, padded: list[int], pitches: list[float], offset: list[float], device: torch.device
-) -> Tensor:
-    """The transform of the kernel seen from a place to those at lattice steps (i - offset), the short way round."""
+def _apart(padded: list[int], pitches: list[float], offset: list[float], device: torch.device) -> Tensor:
+    """The distance from a place to those at lattice steps (i - offset), the short way round."""
     squares = torch.zeros([1] * len(padded), dtype=torch.float64, device=device)
     for axis, (n, pitch, off) in enumerate(zip(padded, pitches, offset)):
         step = torch.arange(n, dtype=torch.float64, device=device) - off
         apart = torch.minimum(step.abs(), (step - n).abs()) * pitch
         squares = squares + apart.square().view([-1 if i == axis else 1 for i in range(len(padded))])
-    spectrum: Tensor = torch.fft.rfftn(kernel.weight(squares.sqrt()))
-    return spectrum
+    return squares.sqrt()
 
 
 def _forward(field: Tensor, padded: list[int]) -> Tensor:

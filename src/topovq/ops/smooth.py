@@ -1,17 +1,19 @@
 """smooth: statistics of each code blended with those of its neighbors on the map, A^T S and A^T c, without A.
 
 Legend: K codes on n_1 x ... x n_D places; S [K, D] sums, c [K] counts, stacked as C = D + 1 columns of a field
-[n_1, ..., C]; A_jk = strength * kernel(dist / width), A_kk = 1. Places without a code are zeros of the field, so that
+[n_1, ..., C]; A the matrix of neighborhood.py at a step. Places without a code are zeros of the field, so that
 they give nothing; what they would receive is cut off.
 
 Four ways, each for what it does best; `method` chooses from the shapes alone, never from a value on the device:
     box        shifted copies added up: `hard` with a small radius (the paper's 3 x 3 window)
     separable  one n x n matrix per axis: `gaussian`, exp(-(a^2 + b^2)) = exp(-a^2) exp(-b^2); on CUDA without the
-               matrix, and without weights below CUTOFF (triton/smooth.py)
-    dense      the K x K matrix itself, up to DENSE codes, for what is neither
+               matrix, and without weights below CUTOFF
+    dense      the K x K matrix itself, up to DENSE codes, for what is neither; on CUDA its entries exist in registers
     fft        convolution over the grid in float64, for what is neither and larger (ops/convolve.py). Its error is at
                most CUTOFF of the whole batch per code; smaller results are set to exactly 0, so that no count is
                negative and no code that received nothing is moved by rounding.
+On CUDA, in float32, `separable` over a rectangular grid and `dense` are kernels (triton/smooth.py); the kernels of the
+update do `box` themselves (triton/update.py).
 """
 
 from __future__ import annotations
@@ -24,98 +26,71 @@ import torch
 from torch import Tensor
 
 from topovq.grid import ROW_HEIGHT, Grid
+from topovq.neighborhood import Neighborhood
 from topovq.ops.convolve import convolve
 from topovq.ops.direct import plain
-from topovq.ops.kernel import Course, Kernel
 
 DENSE = 1024  # codes up to which the matrix itself is used: 4 MiB
 LONGEST_AXIS = 2048  # axes up to which a matrix per axis is used: 16 MiB
 MOST_SHIFTS = 32  # shifted copies up to which adding them beats a transform
 
 
-def method(grid: Grid, kernel: Kernel | Course) -> str:
-    """Which of the four ways smooths this kernel over this grid ("none" where there is nothing to do)."""
-    if kernel.kind == "none":
+def method(neighborhood: Neighborhood) -> str:
+    """Which of the four ways smooths over this neighborhood ("none" where there is nothing to do)."""
+    kind, grid = neighborhood.kind, neighborhood.grid
+    if kind == "none":
         return "none"
-    if kernel.kind == "hard" and _few_shifts(grid, kernel.widest):
+    if kind == "hard" and _few_shifts(grid, neighborhood.widest):
         return "box"
-    if kernel.kind == "gaussian" and max(grid.shape) <= LONGEST_AXIS:
+    if kind == "gaussian" and max(grid.shape) <= LONGEST_AXIS:
         return "separable"
     return "dense" if grid.size <= DENSE else "fft"
 
 
-def smooth(sums_KD: Tensor, counts_K: Tensor, grid: Grid, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """(A^T sums, A^T counts), in the type of the statistics."""
-    if kernel.kind == "none":
+def smooth(sums_KD: Tensor, counts_K: Tensor, neighborhood: Neighborhood, step: Tensor) -> tuple[Tensor, Tensor]:
+    """(A(step)^T sums, A(step)^T counts), in the type of the statistics."""
+    if neighborhood.kind == "none":
         return sums_KD, counts_K
-    on_cuda = sums_KD.is_cuda and sums_KD.dtype == counts_K.dtype == torch.float32
-    if on_cuda and grid.topology == "rectangular" and method(grid, kernel) == "separable":
-        gaussian = _compute_gaussian if plain(sums_KD, counts_K) else _smooth_gaussian
-        return gaussian(sums_KD, counts_K, list(grid.shape), list(grid.wrap), kernel.width)
-    operation = _compute if plain(sums_KD, counts_K) else _smooth
-    stats_KC = operation(
-        torch.cat([sums_KD, counts_K[:, None]], 1),
-        list(grid.shape), list(grid.wrap), grid.topology, kernel.kind, kernel.width, kernel.strength, kernel.widest,
-    )  # fmt: skip
-    return stats_KC[:, :-1], stats_KC[:, -1]
+    if plain(sums_KD, counts_K):
+        return _by_method(sums_KD, counts_K, neighborhood, step)
+    smooth_KD, smooth_K = _smooth(sums_KD, counts_K, step, *neighborhood.numbers)
+    return smooth_KD, smooth_K
+
+
+def smooth_reference(
+    sums_KD: Tensor, counts_K: Tensor, neighborhood: Neighborhood, step: Tensor | int
+) -> tuple[Tensor, Tensor]:
+    """The definition, with the K x K matrix: for tests."""
+    matrix_KK = neighborhood.matrix(step).to(sums_KD.dtype)
+    return matrix_KK.T @ sums_KD, matrix_KK.T @ counts_K
 
 
 def _compute(
-    stats_KC: Tensor,
+    sums_KD: Tensor,
+    counts_K: Tensor,
+    step: Tensor,
     shape: list[int],
     wrap: list[bool],
     topology: str,
     kind: str,
-    width: Tensor,
-    strength: Tensor,
+    schedule: str,
+    tau: float,
     widest: float,
-) -> Tensor:
-    grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap), size=len(stats_KC))
-    kernel = Kernel(kind, width, strength, widest)
-    chosen = method(grid, kernel)
-    with torch.autocast(stats_KC.device.type, enabled=False):
-        if chosen == "dense":
-            return kernel.weight(grid.distance_matrix(stats_KC.device)).to(stats_KC.dtype) @ stats_KC
-        if grid.size == grid.places:
-            return _over_places(stats_KC, grid, kernel, chosen)
-        padded = torch.nn.functional.pad(stats_KC, (0, 0, 0, grid.places - grid.size))
-        return _over_places(padded, grid.full, kernel, chosen)[: grid.size]
-
-
-def _over_places(stats_KC: Tensor, grid: Grid, kernel: Kernel, chosen: str) -> Tensor:
-    """A^T stats over a grid with a code at every place."""
-    if chosen == "fft":
-        return convolve(stats_KC, grid, kernel)
-    if chosen == "box":
-        return _box(stats_KC, grid, kernel)
-    field = stats_KC.view(*grid.shape, -1)
-    separable = _separable_hexagonal if grid.topology == "hexagonal" else _separable
-    return separable(field, grid, kernel).reshape(stats_KC.shape)
+    end: float,
+    steps: int,
+) -> tuple[Tensor, Tensor]:
+    neighborhood = Neighborhood.from_numbers(
+        len(counts_K), shape, wrap, topology, kind, schedule, tau, widest, end, steps
+    )
+    sums, counts = _by_method(sums_KD, counts_K, neighborhood, step)
+    # What an operation returns shares no memory with anything.
+    return sums.clone(memory_format=torch.contiguous_format), counts.clone(memory_format=torch.contiguous_format)
 
 
 _smooth = torch.library.custom_op("topovq::smooth", _compute, mutates_args=())
 
 
 @_smooth.register_fake
-def _(stats_KC: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(stats_KC)
-
-
-def _compute_gaussian(
-    sums_KD: Tensor, counts_K: Tensor, shape: list[int], wrap: list[bool], width: Tensor
-) -> tuple[Tensor, Tensor]:
-    from topovq.ops.triton.smooth import smooth_triton
-
-    if counts_K.numel() == 1:
-        return sums_KD.clone(), counts_K.clone()
-    grid = Grid(tuple(shape), wrap=tuple(wrap), size=len(counts_K))
-    return smooth_triton(sums_KD.contiguous(), counts_K.contiguous(), grid, None, width)
-
-
-_smooth_gaussian = torch.library.custom_op("topovq::smooth_gaussian", _compute_gaussian, mutates_args=())
-
-
-@_smooth_gaussian.register_fake
 def _(sums_KD: Tensor, counts_K: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return (
         torch.empty_like(sums_KD, memory_format=torch.contiguous_format),
@@ -123,10 +98,30 @@ def _(sums_KD: Tensor, counts_K: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     )
 
 
-def smooth_reference(sums_KD: Tensor, counts_K: Tensor, grid: Grid, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """The definition, with the K x K matrix: for tests."""
-    matrix_KK = kernel.weight(grid.distance_matrix()).to(sums_KD.dtype)
-    return matrix_KK.T @ sums_KD, matrix_KK.T @ counts_K
+def _by_kernels(sums_KD: Tensor) -> bool:
+    return sums_KD.is_cuda and sums_KD.dtype == torch.float32
+
+
+def _by_method(sums_KD: Tensor, counts_K: Tensor, neighborhood: Neighborhood, step: Tensor) -> tuple[Tensor, Tensor]:
+    grid, chosen = neighborhood.grid, method(neighborhood)
+    if _by_kernels(sums_KD):
+        from topovq.ops.triton.smooth import dense_triton, gaussian_triton
+
+        if chosen == "separable" and grid.topology == "rectangular":
+            return gaussian_triton(sums_KD.contiguous(), counts_K.contiguous(), neighborhood, step)
+        if chosen == "dense" and grid.ndim <= 3:
+            return dense_triton(sums_KD.contiguous(), counts_K.contiguous(), neighborhood, step)
+    stats_KC = torch.cat([sums_KD, counts_K[:, None]], 1)
+    with torch.autocast(stats_KC.device.type, enabled=False):
+        if chosen == "dense":
+            distance_KK = grid.distance_matrix(stats_KC.device)
+            stats_KC = neighborhood.weight(distance_KK, step).to(stats_KC.dtype) @ stats_KC
+        else:
+            over_places = {"box": _box, "separable": _separable, "fft": convolve}[chosen]
+            if grid.size < grid.places:
+                stats_KC = torch.nn.functional.pad(stats_KC, (0, 0, 0, grid.places - grid.size))
+            stats_KC = over_places(stats_KC, neighborhood, step)[: grid.size]
+    return stats_KC[:, :-1], stats_KC[:, -1]
 
 
 @lru_cache(maxsize=64)
@@ -156,19 +151,19 @@ def _few_shifts(grid: Grid, radius: float) -> bool:
     return candidates <= 64 * MOST_SHIFTS and len(shifts(grid, radius)) <= MOST_SHIFTS
 
 
-def _box(stats_KC: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
+def _box(stats_KC: Tensor, neighborhood: Neighborhood, step: Tensor) -> Tensor:
     """out_k = stats_k + sum over steps of weight * stats_{k + step}."""
-    steps = shifts(grid, kernel.widest)
-    if not steps:
-        return stats_KC.clone()
+    grid = neighborhood.grid
+    moves = shifts(grid, neighborhood.widest)
     field = stats_KC.view(*grid.shape, -1)
-    weights = {length: kernel.weight(torch.full_like(kernel.width, length)).to(field.dtype) for _, length in steps}
     out = field.clone()
-    for step, length in steps:
-        if grid.topology == "hexagonal":
-            _add_shifted_hexagonal(out, field, step, grid.wrap, weights[length])
-        else:
-            _add_shifted(out, field, step, grid.wrap, weights[length])
+    lengths = sorted({length for _, length in moves})
+    if lengths:
+        distance = torch.stack([torch.full_like(step, length, dtype=torch.float64) for length in lengths])
+        weights = dict(zip(lengths, neighborhood.weight(distance, step).to(field.dtype)))
+    add_shifted = _add_shifted_hexagonal if grid.topology == "hexagonal" else _add_shifted
+    for move, length in moves:
+        add_shifted(out, field, move, grid.wrap, weights[length])
     return out.view(stats_KC.shape)
 
 
@@ -214,26 +209,30 @@ def _add_shifted(out: Tensor, field: Tensor, step: tuple[int, ...], wrap: tuple[
     out[tuple(into)].addcmul_(field[tuple(source)], weight)
 
 
-def _separable(field: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
+def _separable(stats_KC: Tensor, neighborhood: Neighborhood, step: Tensor) -> Tensor:
     """One matrix product per axis."""
+    grid = neighborhood.grid
+    field = stats_KC.view(*grid.shape, -1)
+    if grid.topology == "hexagonal":
+        return _separable_hexagonal(field, neighborhood, step).reshape(stats_KC.shape)
     for axis, n in enumerate(grid.shape):
         place = torch.arange(n, dtype=torch.float64, device=field.device)
-        matrix = _axis_weights(place, place, n, grid.wrap[axis], kernel).to(field.dtype)
+        matrix = neighborhood.weight(_apart(place, place, n, grid.wrap[axis]), step).to(field.dtype)
         before = math.prod(grid.shape[:axis])
         field = torch.matmul(matrix, field.reshape(before, n, -1)).view(*grid.shape, -1)
-    return field
+    return field.reshape(stats_KC.shape)
 
 
-def _separable_hexagonal(field: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
+def _separable_hexagonal(field: Tensor, neighborhood: Neighborhood, step: Tensor) -> Tensor:
     """Columns first, from each row's own places to all half cells; then rows, for the half cells each row has."""
-    rows, columns = grid.shape
+    (rows, columns), wrap = neighborhood.grid.shape, neighborhood.grid.wrap
     half_cells = torch.arange(2 * columns, dtype=torch.float64, device=field.device) / 2
     spread = field.new_empty(rows, 2 * columns, field.shape[-1])
     for parity in (0, 1):
-        matrix = _axis_weights(half_cells, half_cells[parity::2], columns, grid.wrap[1], kernel).to(field.dtype)
-        spread[parity::2] = torch.matmul(matrix, field[parity::2])
+        apart = _apart(half_cells, half_cells[parity::2], columns, wrap[1])
+        spread[parity::2] = torch.matmul(neighborhood.weight(apart, step).to(field.dtype), field[parity::2])
     heights = torch.arange(rows, dtype=torch.float64, device=field.device) * ROW_HEIGHT
-    matrix = _axis_weights(heights, heights, rows * ROW_HEIGHT, grid.wrap[0], kernel).to(field.dtype)
+    matrix = neighborhood.weight(_apart(heights, heights, rows * ROW_HEIGHT, wrap[0]), step).to(field.dtype)
     out = torch.empty_like(field)
     for parity in (0, 1):
         some = spread[:, parity::2].reshape(rows, -1)
@@ -241,6 +240,6 @@ def _separable_hexagonal(field: Tensor, grid: Grid, kernel: Kernel) -> Tensor:
     return out
 
 
-def _axis_weights(to: Tensor, source: Tensor, period: float, wraps: bool, kernel: Kernel) -> Tensor:
+def _apart(to: Tensor, source: Tensor, period: float, wraps: bool) -> Tensor:
     apart = (to[:, None] - source[None, :]).abs()
-    return kernel.weight(torch.minimum(apart, period - apart) if wraps else apart)
+    return torch.minimum(apart, period - apart) if wraps else apart

@@ -2,48 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topovq.grid import Grid
+from topovq.neighborhood import Neighborhood
 from topovq.ops.direct import plain
-from topovq.ops.kernel import Course
 from topovq.ops.smooth import smooth
 
 NEVER = 2**30  # `idle` of a code that was never chosen, before it counts the updates since
 CHOSEN = 0.5  # vectors in a batch that make a code a chosen one: soft choices give every code a little
 
 
-def update(
-    codes_KD: Tensor,
-    sums_KD: Tensor,
-    counts_K: Tensor,
-    hits_K: Tensor,
-    idle_K: Tensor,
-    step: Tensor,
-    frozen_K: Tensor,
-    batch_KD: Tensor,
-    batch_K: Tensor,
-    grid: Grid,
-    course: Course,
-    *,
-    decay: float,
-    eps: float,
-    update_empty: bool,
-    carried: bool,
-    cosine: bool,
-) -> None:
-    """Move the codes, their statistics and the step by a batch's sums and counts; nothing moves for an empty batch."""
-    state = (codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD, batch_K)
-    rule = (decay, eps, update_empty, carried, cosine)
-    if plain(codes_KD, batch_KD):
-        _move(state, grid, course, *rule)
-        torch.autograd.graph.increment_version(state[:6])  # as every in-place operation does
+class State(NamedTuple):
+    """The tensors of a codebook that an update reads; all but the last are moved in place."""
+
+    codes_KD: Tensor
+    sums_KD: Tensor
+    counts_K: Tensor
+    hits_K: Tensor
+    idle_K: Tensor
+    step: Tensor
+    frozen_K: Tensor
+
+
+class Batch(NamedTuple):
+    """The sums and counts of the vectors of a batch that chose each code."""
+
+    sums_KD: Tensor
+    counts_K: Tensor
+
+
+class Rule(NamedTuple):
+    """The numbers of the rule, as codebook.py explains them."""
+
+    decay: float
+    eps: float
+    update_empty: bool
+    carried: bool
+    """Smoothed counts replace the counts: count_smoothing="carried"."""
+    cosine: bool
+    """Codes have length one."""
+
+
+def update(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
+    """Move the codes, their statistics and the step by a batch; nothing moves for an empty one."""
+    if plain(state.codes_KD, batch.sums_KD):
+        _move(state, batch, neighborhood, rule)
+        torch.autograd.graph.increment_version(state[:-1])  # as every in-place operation does
         return
-    numbers = (course.kind, course.schedule, course.tau, course.start, course.end, course.steps)
-    _update(*state, list(grid.shape), list(grid.wrap), grid.topology, *numbers, *rule)
+    _update(*state, *batch, *neighborhood.numbers, *rule)
 
 
 def follow_use(hits_K: Tensor, idle_K: Tensor, batch_K: Tensor, decay: float) -> Tensor:
@@ -70,7 +79,7 @@ def _compute(
     kind: str,
     schedule: str,
     tau: float,
-    start: float,
+    widest: float,
     end: float,
     steps: int,
     decay: float,
@@ -79,14 +88,14 @@ def _compute(
     carried: bool,
     cosine: bool,
 ) -> None:
-    grid = Grid(tuple(shape), topology=topology, wrap=tuple(wrap), size=len(codes_KD))
-    course = Course(kind, schedule, tau, start, end, steps)
-    state = (codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD, batch_K)
-    _move(state, grid, course, decay, eps, update_empty, carried, cosine)
+    """`update` with tensors and plain numbers alone, which is what a registered operation may take."""
+    state = State(codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K)
+    numbers = (shape, wrap, topology, kind, schedule, tau, widest, end, steps)
+    neighborhood = Neighborhood.from_numbers(len(codes_KD), *numbers)
+    _move(state, Batch(batch_KD, batch_K), neighborhood, Rule(decay, eps, update_empty, carried, cosine))
 
 
-MOVED = ("codes_KD", "sums_KD", "counts_K", "hits_K", "idle_K", "step")
-_update = torch.library.custom_op("topovq::update", _compute, mutates_args=MOVED)
+_update = torch.library.custom_op("topovq::update", _compute, mutates_args=State._fields[:-1])
 
 
 @_update.register_fake
@@ -98,39 +107,27 @@ def _by_kernels(codes_KD: Tensor) -> bool:
     return codes_KD.is_cuda and codes_KD.dtype == torch.float32
 
 
-def _move(
-    state: Sequence[Tensor],
-    grid: Grid,
-    course: Course,
-    decay: float,
-    eps: float,
-    update_empty: bool,
-    carried: bool,
-    cosine: bool,
-) -> None:
-    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD, batch_K = state
-    if _by_kernels(codes_KD) and grid.ndim <= 3:
+def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
+    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
+    if _by_kernels(codes_KD) and neighborhood.grid.ndim <= 3:
         from topovq.ops.triton.update import update_triton
 
-        update_triton(
-            codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K, batch_KD.contiguous(), batch_K.contiguous(),
-            grid, course, decay, eps, update_empty, carried, cosine,
-        )  # fmt: skip
+        update_triton(state, Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous()), neighborhood, rule)
         return
-    live = follow_use(hits_K, idle_K, batch_K, decay)
-    batch_KD, batch_K = smooth(batch_KD, batch_K, grid, course.at(step))
-    sums = decay * sums_KD + (1 - decay) * batch_KD
-    counts = decay * counts_K + (1 - decay) * batch_K
+    live = follow_use(hits_K, idle_K, batch.counts_K, rule.decay)
+    batch_KD, batch_K = smooth(*batch, neighborhood, step)
+    sums = rule.decay * sums_KD + (1 - rule.decay) * batch_KD
+    counts = rule.decay * counts_K + (1 - rule.decay) * batch_K
     moves_K = live & ~frozen_K
     divisor = counts
-    if update_empty:
+    if rule.update_empty:
         total = counts.sum()
-        divisor = (counts + eps) / (total + counts.numel() * eps) * total
-        counts = divisor if carried else counts
+        divisor = (counts + rule.eps) / (total + counts.numel() * rule.eps) * total
+        counts = divisor if rule.carried else counts
     else:
         moves_K = moves_K & (batch_K > 0)
     codes = sums / divisor[:, None]
-    if cosine:
+    if rule.cosine:
         codes = torch.nn.functional.normalize(codes, dim=1)
     moves_K1 = moves_K[:, None]
     codes_KD.copy_(torch.where(moves_K1, codes, codes_KD))

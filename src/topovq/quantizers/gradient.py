@@ -10,6 +10,7 @@ from torch import Tensor
 from topovq.codebook import Codebook, Turn
 from topovq.ops.accumulate import accumulate
 from topovq.ops.quantize import Choice
+from topovq.ops.smooth import smooth
 from topovq.quantizers.kohonen import KohonenVQ, valid_index
 
 NEIGHBOR_TARGETS = ("input", "winner")
@@ -94,7 +95,7 @@ def neighbor_loss(book: Codebook, targets_ND: Tensor, index_N: Tensor, step: Ten
     targets_ND = targets_ND.to(book.codes.dtype)
     squares_N1 = targets_ND.square().sum(1, keepdim=True)
     sums_KD, counts_K = accumulate(torch.cat([targets_ND, squares_N1], 1), index_N, book.size)
-    smooth_KD, smooth_K = book.neighborhood.smooth(sums_KD, counts_K, step)
+    smooth_KD, smooth_K = smooth(sums_KD, counts_K, book.neighborhood, step)
     around_KD, around_K = smooth_KD - sums_KD, smooth_K - counts_K
     codes_KD = book.free_codes()
     total = (around_K * codes_KD.square().sum(1)).sum() - 2 * (codes_KD * around_KD[:, :-1]).sum()

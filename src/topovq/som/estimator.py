@@ -44,7 +44,9 @@ class SelfOrganizingMap(CodesEstimator):
     rule               "batch" (all samples, then one update), "minibatch" (running averages over batches),
                        "online" (an update per sample)
     neighborhood       "gaussian" exp(-d^2 / (2 r^2)), "hard" (1 within r), "exponential" exp(-d / r), "none" (K-means)
-    radius             r at the start, in cells of the map; None is half the longest side
+    radius             r at the start, in cells of the map; None is half the longest side. The *width* of a
+                       `topovq.Neighborhood`, as KohonenVQ has it, is sqrt(2) r for "gaussian", whose standard deviation
+                       is r, and r for the others
     radius_end         r in the last pass
     schedule           "exponential" or "linear": how radius and learning rate fall, from the first pass to the last
     learning_rate, learning_rate_end    of the rules "minibatch" and "online"
@@ -277,7 +279,7 @@ class SelfOrganizingMap(CodesEstimator):
             )
         least = 1e-6 if self.schedule == "exponential" else 0.0
         steps = max(1, int(self.max_iter) - 1)
-        # The library's gaussian is exp(-(d / width)^2); users of maps know sigma.
+        # Neighborhood's gaussian is exp(-(d / width)^2); users of maps know the standard deviation.
         factor = math.sqrt(2) if self.neighborhood == "gaussian" else 1.0
         width = Schedule(self.schedule, start=factor * max(start, least), end=factor * max(end, least), steps=steps)
         rate = Schedule(
@@ -313,11 +315,10 @@ class SelfOrganizingMap(CodesEstimator):
             apart_N = metrics.not_neighbors(first_N, second_N, self.grid_)
             everywhere = torch.from_numpy(self.codes_).double()
             total = 0.0
-            kernel = self._plan().neighborhood.kernel(torch.tensor(float(self.max_iter), dtype=torch.float64))
+            neighborhood = self._plan().neighborhood
             for rows, distance_NK in table.distance_blocks(codes_KD, self.metric):
-                reach_NK = kernel.weight(
-                    self.grid_.distance(first_N[rows, None].cpu(), torch.arange(self.grid_.size))
-                ).to(distance_NK)
+                apart_NK = self.grid_.distance(first_N[rows, None].cpu(), torch.arange(self.grid_.size))
+                reach_NK = neighborhood.weight(apart_NK, self.max_iter).to(distance_NK)
                 total += float(weight_N[rows].double() @ (reach_NK * distance_NK.square()).sum(1))
         return {
             "quantization_error": weighted_mean(distance_N, weight_N),

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
+from topovq.ops.smooth import smooth
 from topovq.som.tables import Table
 
 
 def smoothed(stats_KC: Tensor, neighborhood: Neighborhood, t: float) -> Tensor:
     """A(t)^T stats."""
     step = torch.tensor(t, dtype=torch.float64, device=stats_KC.device)
-    sums, last = neighborhood.smooth(stats_KC[:, :-1], stats_KC[:, -1], step)
+    sums, last = smooth(stats_KC[:, :-1], stats_KC[:, -1], neighborhood, step)
     return torch.cat([sums, last[:, None]], 1)
 
 

@@ -3,8 +3,7 @@
 Legend: N vectors x, K codes w, D dimensions (DP: padded to a power of two), tiles of BLOCK_N vectors by BLOCK_K codes.
 TRITON_INTERPRET=1 runs these kernels on CPU tensors.
 
-Products run on tensor cores. A float32 number is split into two float16 numbers, a = hi + lo, after scaling each vector
-and each code by a power of two so that its largest entry lies near 2^7: together they hold 22 bits.
+Products run on tensor cores, of numbers that are split into two float16 numbers, a = hi + lo (triton/codes.py).
     exact  hi.hi + hi.lo + lo.hi   the error of a float32 dot product
     fast   hi.hi                   11 bits, as TF32 has
 The closest code minimizes bias_k - (x - center).w_k (ops/search.py); a row's scale is positive and changes no order.
@@ -27,35 +26,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from topovq.ops.search import GOLDEN as _GOLDEN
-from topovq.ops.search import SAMPLE, SPREAD
 from topovq.ops.triton.accumulate import Stats, cdiv, on_device, power_of_2
+from topovq.ops.triton.codes import exponent, power_of_two, split, split_codes
 
-GOLDEN = tl.constexpr(_GOLDEN)
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
 SLOTS = tl.constexpr(16)  # of a row, which share the columns of a tile of codes
 WHICH = 4  # vectors per program that asks which code of a slot is the best
 LEAST_TILES = 8  # of codes in a share
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
-
-
-@triton.jit
-def _power_of_two(exponent):
-    return (exponent << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _exponent(x):
-    """The biased exponent of positive float32 numbers, kept where scaling by its inverse cannot overflow."""
-    e = x.to(tl.int32, bitcast=True) >> 23
-    return tl.minimum(tl.maximum(e, 74), 250)
-
-
-@triton.jit
-def _split(x, scale):
-    scaled = x * scale
-    hi = scaled.to(tl.float16)
-    return hi, (scaled - hi.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -75,8 +53,8 @@ def _part_of_size(x):
 
 @triton.jit
 def _row_scale(size):
-    e = tl.minimum(_exponent(size) + 10, 250)
-    return tl.where(size < float("inf"), _power_of_two(261 - e), 1.0)
+    e = tl.minimum(exponent(size) + 10, 250)
+    return tl.where(size < float("inf"), power_of_two(261 - e), 1.0)
 
 
 @triton.jit
@@ -102,72 +80,6 @@ def _better_each(score, tile, best, at):
     """The same with a slot for each column."""
     better = score < best
     return tl.where(better, score, best), tl.where(better, tile, at)
-
-
-@triton.jit
-def _center(codes_ptr, dim, K, D, stride, SAMPLE: tl.constexpr):
-    """ops/search.py: center_of, of SAMPLE codes; stride is SPREAD modulo K."""
-    sample = tl.arange(0, SAMPLE)
-    have = sample < K
-    row = (sample * stride) % K
-    here = have[:, None] & (dim < D)[None, :]
-    some = tl.load(codes_ptr + row[:, None].to(tl.int64) * D + dim[None, :], here, 0.0)
-    part = dim.to(tl.float32) * GOLDEN
-    along = tl.sum(some * (part - tl.floor(part) + 0.5)[None, :], 1)
-    before = (along[:, None] < along[None, :]) | ((along[:, None] == along[None, :]) & (sample[:, None] < sample))
-    rank = tl.sum((before & have[:, None]).to(tl.int32), 0)
-    count = tl.minimum(K, SAMPLE)
-    middle = tl.sum(tl.where((have & (rank == count // 2))[:, None], some, 0.0), 0)
-    apart = tl.where(here, some - middle[None, :], 0.0)
-    near = have & (tl.sum(apart * apart, 1) < tl.sum(middle * middle, 0) / 4)
-    helps = 4 * tl.sum(near.to(tl.int32), 0) >= 3 * count
-    return tl.where(helps, middle, 0.0)
-
-
-@triton.jit
-def _codes_kernel(
-    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
-    K, D, stride,
-    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
-    CLEAR: tl.constexpr, KEPT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
-):  # fmt: skip
-    """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
-
-    What later launches add to is set to 0 here, and the codes are copied where somebody will want them as they were.
-    """
-    code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    dim = tl.arange(0, DP)
-    inside = (code[:, None] < K) & (dim[None, :] < D)
-    here = code[:, None].to(tl.int64) * D + dim[None, :]
-    w = tl.load(codes_ptr + here, inside, 0.0)  # under way while the center is sought
-    center = tl.zeros([DP], tl.float32)
-    if EUCLIDEAN:
-        center = _center(codes_ptr, dim, K, D, stride, SAMPLE)
-    if tl.program_id(0) == 0:
-        tl.store(center_ptr + dim, center, dim < D)
-        if VALID:
-            tl.store(skipped_ptr, 0)
-    if KEPT:
-        tl.store(kept_ptr + here, w, inside)
-    if CLEAR:
-        tl.store(sums_ptr + here, tl.zeros([BLOCK_K, DP], tl.float32), inside)
-        tl.store(counts_ptr + code, tl.zeros([BLOCK_K], tl.float32), code < K)
-    bias = tl.zeros([BLOCK_K], tl.float32)
-    if EUCLIDEAN:
-        w = tl.where(inside, w - center[None, :], 0.0)
-        bias = tl.sum(w * w, 1) / 2
-        if WHOLE:
-            bias += tl.sum(w * center[None, :], 1)
-    if COSINE:
-        w = w / tl.maximum(tl.sqrt(tl.sum(w * w, 1)), 1e-12)[:, None]
-    e = _exponent(tl.max(tl.abs(w), 1))
-    hi, lo = _split(w, _power_of_two(261 - e)[:, None])
-    place = code[:, None].to(tl.int64) * DP + dim[None, :]
-    tl.store(hi_ptr + place, hi)
-    if EXACT:
-        tl.store(lo_ptr + place, lo)
-    tl.store(scale_ptr + code, _power_of_two(e - 7))
-    tl.store(bias_ptr + code, tl.where(code < K, bias, float("inf")))
 
 
 @triton.jit
@@ -213,7 +125,7 @@ def _search_kernel(
         best = tl.full([BLOCK_N, SLOTS], float("inf"), tl.float32)
         at = tl.zeros([BLOCK_N, SLOTS], tl.int32)
     if DC == DP:
-        hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
+        hi, lo = split(tl.where(finite[:, None], x, 0.0), scale[:, None])
         for tile in range(first_tile, first_tile + share):
             code = tile * BLOCK_K + column
             place = code[None, :].to(tl.int64) * DP + dim[:, None]
@@ -237,7 +149,7 @@ def _search_kernel(
             code = tile * BLOCK_K + column
             chunk = (step % (DP // DC)) * DC
             x = _centered(x_ptr, center_ptr, row, chunk + dim, (row < N) & finite, D, stride_n, stride_d, WHOLE)
-            hi, lo = _split(tl.where(finite[:, None], x, 0.0), scale[:, None])
+            hi, lo = split(tl.where(finite[:, None], x, 0.0), scale[:, None])
             place = code[None, :].to(tl.int64) * DP + chunk + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
             if EXACT:
@@ -404,29 +316,16 @@ def nearest_triton(
     share = cdiv(tiles_K, shares)
     shares = cdiv(tiles_K, share)
     rows = shares * share * tiles.block_k
-    exact, euclidean = precision == "exact", metric == "euclidean"
+    exact = precision == "exact"
     whole = exact and x_ND.dtype in (torch.bfloat16, torch.float16)
     codes_KD = codes_KD.contiguous()
-    center_D = torch.empty(d, dtype=torch.float32, device=device)
-    hi = torch.empty(rows, padded, dtype=torch.float16, device=device)
-    lo = torch.empty_like(hi) if exact else hi
-    scale_K, bias_K = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
     found_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.int64, device=device)
-    best_SN = center_D if tiles.each else torch.empty(shares, n, dtype=torch.float32, device=device)
-    clear = stats is not None and stats.to_clear
-    sums, counts = (center_D, center_D) if stats is None else (stats.sums, stats.counts)
+    best_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.float32, device=device)
     with on_device(x_ND):
-        _codes_kernel[(cdiv(rows, 16),)](
-            codes_KD, center_D, hi, lo, scale_K, bias_K, index_N if skipped is None else skipped, sums, counts,
-            center_D if kept_KD is None else kept_KD, k, d, SPREAD % k,
-            EUCLIDEAN=euclidean, COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,
-            VALID=skipped is not None, CLEAR=clear, KEPT=kept_KD is not None, DP=padded, BLOCK_K=16,
-            SAMPLE=max(8, min(SAMPLE, 4096 // padded)),
-        )  # fmt: skip
+        terms = split_codes(codes_KD, rows, padded, metric, exact, whole, skipped, stats, kept_KD)
         _search_kernel[(programs, shares)](
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
-            center_D, hi, lo, scale_K, bias_K,
-            found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
+            *terms, found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
             n, d, share, x_ND.stride(0), x_ND.stride(1),
             HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
             EXACT=exact, WHOLE=whole, EACH=tiles.each,
@@ -435,8 +334,8 @@ def nearest_triton(
         )  # fmt: skip
         if not tiles.each:
             _which_kernel[(cdiv(n, WHICH),)](
-                found_SN, best_SN, x_ND, index_N if other_than_N is None else other_than_N, center_D, hi, lo, scale_K,
-                bias_K, index_N, n, d, k, shares, x_ND.stride(0), x_ND.stride(1), OTHER=other_than_N is not None,
+                found_SN, best_SN, x_ND, index_N if other_than_N is None else other_than_N, *terms, index_N,
+                n, d, k, shares, x_ND.stride(0), x_ND.stride(1), OTHER=other_than_N is not None,
                 EXACT=exact, WHOLE=whole, DP=padded, DC=min(CHUNK, padded), ROWS=WHICH, BLOCK_K=tiles.block_k,
             )  # fmt: skip
     return index_N

@@ -1,0 +1,140 @@
+"""What the search on CUDA reads: the codes moved by their center (or normalized), scaled and split in two halves.
+
+Legend: K codes w, D dimensions (DP: padded to a power of two).
+A float32 number is split into two float16 numbers, a = hi + lo, after scaling each vector and each code by a power of
+two so that its largest entry lies near 2^7: together they hold 22 bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topovq.ops.search import GOLDEN as _GOLDEN
+from topovq.ops.search import SAMPLE, SPREAD
+from topovq.ops.triton.accumulate import Stats, cdiv
+
+GOLDEN = tl.constexpr(_GOLDEN)
+BLOCK_K = 16  # codes per program
+
+
+@triton.jit
+def power_of_two(exponent):
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exponent(x):
+    """The biased exponent of positive float32 numbers, kept where scaling by its inverse cannot overflow."""
+    e = x.to(tl.int32, bitcast=True) >> 23
+    return tl.minimum(tl.maximum(e, 74), 250)
+
+
+@triton.jit
+def split(x, scale):
+    scaled = x * scale
+    hi = scaled.to(tl.float16)
+    return hi, (scaled - hi.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def _center(codes_ptr, dim, K, D, stride, SAMPLE: tl.constexpr):
+    """ops/search.py: center_of, of SAMPLE codes; stride is SPREAD modulo K."""
+    sample = tl.arange(0, SAMPLE)
+    have = sample < K
+    row = (sample * stride) % K
+    here = have[:, None] & (dim < D)[None, :]
+    some = tl.load(codes_ptr + row[:, None].to(tl.int64) * D + dim[None, :], here, 0.0)
+    part = dim.to(tl.float32) * GOLDEN
+    along = tl.sum(some * (part - tl.floor(part) + 0.5)[None, :], 1)
+    before = (along[:, None] < along[None, :]) | ((along[:, None] == along[None, :]) & (sample[:, None] < sample))
+    rank = tl.sum((before & have[:, None]).to(tl.int32), 0)
+    count = tl.minimum(K, SAMPLE)
+    middle = tl.sum(tl.where((have & (rank == count // 2))[:, None], some, 0.0), 0)
+    apart = tl.where(here, some - middle[None, :], 0.0)
+    near = have & (tl.sum(apart * apart, 1) < tl.sum(middle * middle, 0) / 4)
+    helps = 4 * tl.sum(near.to(tl.int32), 0) >= 3 * count
+    return tl.where(helps, middle, 0.0)
+
+
+@triton.jit
+def _codes_kernel(
+    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
+    K, D, stride,
+    EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
+    CLEAR: tl.constexpr, KEPT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
+):  # fmt: skip
+    """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
+
+    What later launches add to is set to 0 here, and the codes are copied where somebody will want them as they were.
+    """
+    code = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    dim = tl.arange(0, DP)
+    inside = (code[:, None] < K) & (dim[None, :] < D)
+    here = code[:, None].to(tl.int64) * D + dim[None, :]
+    w = tl.load(codes_ptr + here, inside, 0.0)  # under way while the center is sought
+    center = tl.zeros([DP], tl.float32)
+    if EUCLIDEAN:
+        center = _center(codes_ptr, dim, K, D, stride, SAMPLE)
+    if tl.program_id(0) == 0:
+        tl.store(center_ptr + dim, center, dim < D)
+        if VALID:
+            tl.store(skipped_ptr, 0)
+    if KEPT:
+        tl.store(kept_ptr + here, w, inside)
+    if CLEAR:
+        tl.store(sums_ptr + here, tl.zeros([BLOCK_K, DP], tl.float32), inside)
+        tl.store(counts_ptr + code, tl.zeros([BLOCK_K], tl.float32), code < K)
+    bias = tl.zeros([BLOCK_K], tl.float32)
+    if EUCLIDEAN:
+        w = tl.where(inside, w - center[None, :], 0.0)
+        bias = tl.sum(w * w, 1) / 2
+        if WHOLE:
+            bias += tl.sum(w * center[None, :], 1)
+    if COSINE:
+        w = w / tl.maximum(tl.sqrt(tl.sum(w * w, 1)), 1e-12)[:, None]
+    e = exponent(tl.max(tl.abs(w), 1))
+    hi, lo = split(w, power_of_two(261 - e)[:, None])
+    place = code[:, None].to(tl.int64) * DP + dim[None, :]
+    tl.store(hi_ptr + place, hi)
+    if EXACT:
+        tl.store(lo_ptr + place, lo)
+    tl.store(scale_ptr + code, power_of_two(e - 7))
+    tl.store(bias_ptr + code, tl.where(code < K, bias, float("inf")))
+
+
+class Split(NamedTuple):
+    """What `_codes_kernel` wrote; rows from K on never win."""
+
+    center_D: Tensor
+    hi: Tensor
+    lo: Tensor
+    scale_K: Tensor
+    bias_K: Tensor
+
+
+def split_codes(
+    codes_KD: Tensor, rows: int, padded: int, metric: str, exact: bool, whole: bool,
+    skipped: Tensor | None, stats: Stats | None, kept_KD: Tensor | None,
+) -> Split:  # fmt: skip
+    """The codes as the search reads them, `rows` of `padded` dimensions; see `nearest_triton` for the rest."""
+    k, d = codes_KD.shape
+    center_D = torch.empty(d, dtype=torch.float32, device=codes_KD.device)
+    hi = torch.empty(rows, padded, dtype=torch.float16, device=codes_KD.device)
+    terms = Split(
+        center_D, hi, torch.empty_like(hi) if exact else hi, center_D.new_empty(rows), center_D.new_empty(rows)
+    )
+    unused = center_D
+    sums, counts = (unused, unused) if stats is None else (stats.sums, stats.counts)
+    _codes_kernel[(cdiv(rows, BLOCK_K),)](
+        codes_KD, *terms, unused if skipped is None else skipped, sums, counts, unused if kept_KD is None else kept_KD,
+        k, d, SPREAD % k,
+        EUCLIDEAN=metric == "euclidean", COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,
+        VALID=skipped is not None, CLEAR=stats is not None and stats.to_clear, KEPT=kept_KD is not None,
+        DP=padded, BLOCK_K=BLOCK_K, SAMPLE=max(8, min(SAMPLE, 4096 // padded)),
+    )  # fmt: skip
+    return terms
