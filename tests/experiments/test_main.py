@@ -224,22 +224,3 @@ def test_the_old_command_names_the_new_one(capsys: pytest.CaptureFixture[str]) -
         topovq(["reproduce", "main", "--quick"])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.startswith("topovq: reproduce is now `python -m experiments NAME`")
-
-
-def test_tables_do_not_need_matplotlib() -> None:
-    code = """
-import sys
-for name in ("matplotlib", "sklearn"):
-    sys.modules[name] = None
-from pathlib import Path
-from experiments.__main__ import make
-from experiments.specs import Options
-try:
-    make("main", Options("photos", render_only=True, runs=Path("nowhere")))
-except ValueError as error:
-    assert "main on photos" in str(error)
-else:
-    raise AssertionError("there are no records here")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
