@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import experiments.peers  # noqa: F401  the names of vector-quantize-pytorch's quantizers
 from topovq.distributed import pick_device
 from topovq.tokenizer.models import can_be_graphed
 from topovq.tokenizer.training import TrainConfig, World

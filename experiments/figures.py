@@ -1,11 +1,14 @@
-"""The paper's figures, and the measures beside them: which runs each is drawn from, and the drawing.
+"""The figures as data: which runs each is drawn from, and the drawing.
 
 Curves are drawn from records alone, wherever they lie; pictures and measures need the models in the runs' folder.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,93 +16,231 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from experiments.canvas import save
-from experiments.figure_curves import Curve, curve, draw_losses, draw_perplexities
-from experiments.figure_maps import draw_map, draw_maps2, draw_scale_map, token_counts
-from experiments.figure_measures import Measured, draw_shift_scores, draw_topography, write_rows
-from experiments.figure_neighborhoods import draw_neighborhoods
-from experiments.figure_parts import FIGURES, FROM_RECORDS, MEASURED, SCALE_MAP, Part, figures_of, panels
-from experiments.figure_runs import Images, Search, check_alike, load
-from experiments.figure_shifts import NEAR, WIDE, draw_shifts
-from experiments.library import Found, Library
-from experiments.shifts import batches, level_choices, shift_scores
-from experiments.specs import PAPER_STEPS, QUICK, SETTINGS, default_seeds
-from experiments.targets import IMAGES, other_data
-from experiments.topography import topographies
+from experiments.pictures import (
+    NEAR,
+    WIDE,
+    batches,
+    draw_map,
+    draw_maps2,
+    draw_scale_map,
+    draw_shifts,
+    level_choices,
+    shift_scores,
+    token_counts,
+    topographies,
+)
+from experiments.plots import (
+    Curve,
+    Look,
+    Measured,
+    curve,
+    draw_losses,
+    draw_neighborhoods,
+    draw_perplexities,
+    draw_shift_scores,
+    draw_topography,
+    save,
+)
+from experiments.records import Record, Records, check_alike
+from experiments.runs import Images, load
+from experiments.specs import IMAGES, PAPER_STEPS, QUICK, SCALE, SETTINGS, Cell, Options, cells, once, other_data
+from topovq.storage import write_atomic
 from topovq.tokenizer.data import Source
+from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training import TrainConfig
+from topovq.view.pictures import COLORS
 
-__all__ = ["FIGURES", "FROM_RECORDS", "draw", "figures_of", "needs"]
-
+FIGURES = {
+    "initialization": "validation loss for both initial counts, with and without updates of empty clusters",
+    "perplexity": "perplexity over training, EMA-VQ and KSOM",
+    "neighborhoods": "the neighborhoods on a map and how they shrink (needs no runs)",
+    "map": "the codebook map of a VQ-VAE, KSOM and EMA-VQ side by side",
+    "maps2": "the codebook maps of a VQ-VAE-2, the other level held at one code",
+    "shifts": "images decoded from tokens moved by -3 to 3 places, KSOM above EMA-VQ",
+    "shifts-wide": "the same from -10 to 10",
+    "shift-psnr": "measured: PSNR of images decoded from moved tokens over the offset",
+    "topography": "measured: topographic error, and the distance of neighboring codes over that of any two",
+    "scale-map": "of the study `scale`: a map of 16,384 codes, and how often each is used, KSOM and EMA-VQ",
+}
+FROM_RECORDS = ("initialization", "perplexity")  # the others, but for `neighborhoods`, are drawn from models
+MEASURED = ("shift-psnr", "topography")
+BLUE, VIOLET, GRAY, YELLOW = "#3f6fb5", "#7a4fa3", "#8c8c8c", "#c9a227"
+SCALE_MAP = "scale-map"
+MAPPED = 16_384  # codes of the largest map that is drawn: 128 x 128
+QUICK_SIZE = 64  # of the images of the quick VQ-VAE-2
+MOST_SEEDS = 32  # looked for where no number is asked for
 # Pixels of the images that measures are taken over: at 256x256, 32 images (two minutes on two cores) or 512.
 PIXELS = {"cpu": 2**21, "cuda": 2**25}
 MOST_IMAGES = 1_024
 ALL_IMAGES = 10_000  # that use is counted over, if there are so many
 
 
-def needs(
-    name: str,
-    *,
-    dataset: str = "cifar10",
-    steps: int | None = None,
-    seeds: int | None = None,
-    batch_size: int | None = None,
-    quick: bool = False,
-    data_path: Path | None = None,
-) -> list[TrainConfig]:
-    """The runs that a figure is drawn from, each once.
+@dataclass(frozen=True)
+class Part:
+    """One method or setting of a figure: the runs of a cell, which differ in the seed."""
 
-    `seeds` is how many a curve or a measure is taken over (default: for curves as in the tables, for measures 1).
+    look: Look
+    cell: Cell
+    second: bool = False  # not the first seeds but as many after them: the paper's second run
+    two_levels: bool = False  # a VQ-VAE-2 where the cell has a VQ-VAE
+
+    def seeds(self, number: int) -> range:
+        return range(number, 2 * number) if self.second else range(number)
+
+    def config(
+        self, seed: int, steps: int | None = None, data_path: Path | None = None, batch_size: int | None = None
+    ) -> TrainConfig:
+        config = self.cell.config(seed, steps, data_path, batch_size)
+        if not self.two_levels:
+            return config
+        options = {name: value for name, value in config.model_options.items() if name != "stride"}
+        return replace(config, model="vqvae2", image_size=QUICK_SIZE, model_options=options | {"strides": [4, 2]})
+
+
+def figures_of(dataset: str) -> list[str]:
+    """The paper's figures that can be drawn for a data set: its models have one level or two."""
+    check_name("data set of the figures", dataset, SETTINGS)
+    other = "map" if SETTINGS[dataset].model == "vqvae2" else "maps2"
+    return [name for name in FIGURES if name != SCALE_MAP and (name != other or dataset == QUICK)]
+
+
+def panels(name: str, dataset: str) -> dict[str, list[Part]]:
+    """The parts of a figure, panel by panel."""
+    check_name("figure", name, FIGURES)
+    if name == SCALE_MAP:
+        known = {cell.codebook_size or 0 for cell in cells(SCALE, dataset)}
+        size = max(size for size in known if size <= MAPPED)
+        of_method = {cell.method: cell for cell in cells(SCALE, dataset, [size])}
+        looks = {"ksom": "KSOM", "ema": "EMA-VQ"}
+        return {"": [Part(Look(label, COLORS[label]), of_method[method]) for method, label in looks.items()]}
+    if name not in figures_of(dataset):
+        levels = "two levels of a VQ-VAE-2" if name == "maps2" else "one level of a VQ-VAE"
+        has = ", ".join(other for other in SETTINGS if name in figures_of(other))
+        raise ValueError(f"the figure {name!r} shows the {levels}: dataset={dataset!r} must be one of {has}")
+    if name == "neighborhoods":
+        return {}
+    if name == "initialization":
+        return {"EMA-VQ": _initializations(dataset, "ema"), "KSOM, hard": _initializations(dataset, "ksom")}
+    twins = [
+        Part(Look("KSOM", COLORS["KSOM"]), _cell(dataset, "ksom")),
+        Part(Look("EMA-VQ", COLORS["EMA-VQ"]), _cell(dataset, "ema")),
+    ]
+    if name == "perplexity":
+        others = {"gaussian": BLUE, "exponential": VIOLET}
+        ksom, ema = twins
+        others_parts = [
+            Part(Look(f"KSOM, {kind}", color), replace(ksom.cell, neighborhood=kind)) for kind, color in others.items()
+        ]
+        return {"": [ema, replace(ksom, look=Look("KSOM, hard", COLORS["KSOM"])), *others_parts]}
+    return {"": [replace(part, two_levels=name == "maps2" and dataset == QUICK) for part in twins]}
+
+
+def _initializations(dataset: str, method: str) -> list[Part]:
+    """The four ways to start and to update; EMA-VQ's with N = 0 a second time, since there seeds differ."""
+    parts = [Part(Look("N = 1", COLORS["EMA-VQ" if method == "ema" else "KSOM"]), _cell(dataset, method))]
+    zero = _cell(dataset, method, "0")
+    if method == "ema":
+        parts += [Part(Look("N = 0", BLUE), zero), Part(Look("N = 0, other seeds", VIOLET), zero, second=True)]
+    else:
+        parts.append(Part(Look("N = 0", BLUE), zero))
+    for count, color in (("1", YELLOW), ("0", GRAY)):
+        parts.append(Part(Look(f"N = {count}, empty not updated", color, "--"), _cell(dataset, method, count, "no")))
+    return parts
+
+
+def _cell(dataset: str, method: str, count_init: str = "1", update_empty: str = "yes") -> Cell:
+    """EMA-VQ, or the paper's KSOM: hard, 2-D, tau 0.1."""
+    place = ("none", "", "") if method == "ema" else ("hard", "2", "0.1")
+    return Cell("main", dataset, method, *place, count_init, update_empty)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a figure is asked to be, and the records in which its runs are looked for."""
+
+    name: str
+    options: Options
+    folders: Sequence[Path]
+    records: Records
+
+    def number(self, part: Part) -> int:
+        """How many seeds the figure has: those asked for, else those there are of this part."""
+        if self.options.seeds is not None:
+            return self.options.seeds
+        return sum(self._find(part, seed) is not None for seed in range(MOST_SEEDS))
+
+    def runs(self, part: Part, number: int) -> list[Record]:
+        """The runs of a part for so many seeds: all of them where a number was asked for, else at least one."""
+        wanted = part.seeds(max(1, number))
+        found = {seed: self._find(part, seed) for seed in wanted}
+        lacking = [seed for seed, run in found.items() if run is None]
+        enough = not lacking if self.options.seeds is not None else len(lacking) < len(wanted) or part.second
+        partial = self.options.partial and self.name in FROM_RECORDS  # a picture of one of two models would be none
+        if not enough and not partial:
+            raise FileNotFoundError(self.missing(part, lacking[0]))
+        return [run for run in found.values() if run is not None]
+
+    def of_one_seed(self, parts: Sequence[Part]) -> tuple[int, dict[str, Record]]:
+        """The first seed of which every part has its run, and these runs by their labels."""
+        for seed in range(MOST_SEEDS):
+            found = {part.look.label: run for part in parts if (run := self._find(part, seed)) is not None}
+            if len(found) == len(parts):
+                return seed, found
+        lacking = next(part for part in parts if self._find(part, 0) is None)
+        raise FileNotFoundError(self.missing(lacking, 0))
+
+    def _config(self, part: Part, seed: int) -> TrainConfig:
+        return part.config(seed, self.options.steps, batch_size=self.options.batch_size)
+
+    def _find(self, part: Part, seed: int) -> Record | None:
+        return self.records.finished(self._config(part, seed))
+
+    def missing(self, part: Part, seed: int) -> str:
+        config, options = self._config(part, seed), self.options
+        near = self.records.instead(config)
+        command = ["python -m experiments", self.name]
+        command += ["--quick"] if options.dataset == QUICK else ["--dataset", options.dataset]
+        asked = {"--steps": options.steps, "--batch-size": options.batch_size, "--seeds": options.seeds}
+        for option, value in asked.items():
+            command += [option, str(value)] if value is not None else []
+        return (
+            f"the figure {self.name!r} needs the run {config.run_id} ({part.cell.name}, seed {seed}, {config.steps:,} "
+            f"steps), which is not in {' or '.join(map(str, self.folders))}"
+            + (f" ({near})" if near else "")
+            + f"; `{' '.join(command)}` makes it"
+        )
+
+
+def needs(name: str, options: Options) -> list[TrainConfig]:
+    """The runs that a figure is drawn from, each once: curves of as many seeds as the tables, pictures of one."""
+    number = options.seeds_of("main") if name in FROM_RECORDS else 1
+    if name in MEASURED and options.seeds is not None:
+        number = options.seeds
+    return once(
+        part.config(seed, options.steps, options.data_path, options.batch_size)
+        for parts in panels(name, options.dataset).values()
+        for part in parts
+        for seed in part.seeds(number)
+    )
+
+
+def draw(name: str, options: Options, source: Source | None = None) -> list[Path]:
+    """Draw a figure into OUT/NAME-DATASET.png and .svg, a measured one also into .csv; the files written.
+
+    Models are looked for in the folder of runs alone, records also in the folders of records. A curve or measure is of
+    exactly as many seeds as were asked for, else of as many as there are. `source` is where images come from, if not
+    from the data set that the record names. What is missing is a FileNotFoundError that names the run and the command
+    that makes it; a partial figure leaves curves out and says so.
     """
-    dataset = QUICK if quick else dataset
-    number = seeds if seeds is not None else default_seeds("main", dataset) if name in FROM_RECORDS else 1
-    if number < 1:
-        raise ValueError(f"seeds={seeds!r} must be at least 1")
-    number = number if name in (*FROM_RECORDS, *MEASURED) else 1
-    found: dict[str, TrainConfig] = {}
-    for parts in panels(name, dataset).values():
-        for part in parts:
-            for seed in part.seeds(number):
-                config = part.config(seed, steps, data_path, batch_size)
-                found.setdefault(config.run_id, config)
-    return list(found.values())
-
-
-def draw(
-    name: str,
-    runs: Path,
-    out: Path,
-    *,
-    dataset: str = "cifar10",
-    steps: int | None = None,
-    seeds: int | None = None,
-    batch_size: int | None = None,
-    quick: bool = False,
-    records: Sequence[Path] = (),
-    source: Source | None = None,
-    data_path: Path | None = None,
-    partial: bool = False,
-) -> list[Path]:
-    """Draw a figure into out/NAME-DATASET.png and .svg, a measured one also into .csv; the files written.
-
-    runs       folder of runs: models are looked for there alone, records also in the folders `records`
-    seeds      exactly so many a curve or measure; default: as many as there are, at least one
-    source     where images come from, if not from the data set the record names (`data_path`: where that lies now)
-    partial    leave out curves that have no runs, and say so in the caption
-    What is missing is a FileNotFoundError that names the run and the command that makes it.
-    """
-    dataset = QUICK if quick else dataset
-    parts = panels(name, dataset)
+    out, file = options.out, f"{name}-{options.dataset}"
+    parts = panels(name, options.dataset)
     if name == "neighborhoods":
         return save(draw_neighborhoods(), out, name)
-    file = f"{name}-{dataset}"
-    folders = [runs, *records] if name in FROM_RECORDS else [runs]
-    where = " or ".join(map(str, folders))
-    some = partial and name in FROM_RECORDS  # a picture of one of two models would be none
-    search = Search(name, dataset, steps, seeds, batch_size, quick, some, Library(folders), where)
+    folders = (options.runs, *options.records) if name in FROM_RECORDS else (options.runs,)
+    search = Search(name, options, folders, Records(folders))
     if name in FROM_RECORDS:
         return save(_curves(search, parts), out, file)
-    images = Images(source, data_path)
+    images = Images(source, options.data_path)
     if name in MEASURED:
         measured, caption = _measure(search, parts[""], images)
         plot = draw_shift_scores if name == "shift-psnr" else draw_topography
@@ -109,7 +250,7 @@ def draw(
 
 def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
     """Losses, or perplexities: of two levels a panel each."""
-    drawn: dict[str, list[tuple[Part, list[Found]]]] = {}
+    drawn: dict[str, list[tuple[Part, list[Record]]]] = {}
     left_out = []
     for panel, parts in of_panel.items():
         number = next((n for n in map(search.number, parts) if n), 0)
@@ -125,7 +266,7 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
     check_alike(every)
     configs = [run.config for run in every]
     several = any(len(found) > 1 for panel in drawn.values() for _, found in panel)
-    caption = _setting(configs[0], search.dataset)
+    caption = _setting(configs[0], search.options.dataset)
     caption += "; thin lines are single seeds, thick ones their means." if several else ", one seed a line."
     if left_out:
         caption += f" Not run: {'; '.join(left_out)}."
@@ -152,7 +293,7 @@ def _pictures(search: Search, parts: Sequence[Part], images: Images) -> Any:
     check_alike(runs.values())
     models = {name: load(run) for name, run in runs.items()}
     config, model = next(iter(runs.values())).config, next(iter(models.values()))
-    setting = _setting(config, search.dataset)
+    setting = _setting(config, search.options.dataset)
     if search.name == SCALE_MAP:
         taken = images.take(ALL_IMAGES, model, config)
         caption = f"{setting}, seed {seed}; KSOM with the recommended schedule. Use is over {len(taken):,} images."
@@ -189,7 +330,12 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
                 taken = images.take(max(1, min(MOST_IMAGES, most)), model, config)
                 steps = len(batches(taken)) * len(level_choices(model)) * len(WIDE)
                 progress.update(task, total=len(runs) * (steps if search.name == "shift-psnr" else 1))
-            facts = {"dataset": search.dataset, "steps": config["steps"], "seed": config["seed"], "run": config["id"]}
+            facts = {
+                "dataset": search.options.dataset,
+                "steps": config["steps"],
+                "seed": config["seed"],
+                "run": config["id"],
+            }
             results: Any
             if search.name == "shift-psnr":
                 results = shift_scores(model, taken, WIDE, lambda: progress.advance(task))
@@ -202,13 +348,24 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
     seeds = ", ".join(f"{name} {_seeds(number)}" for name, number in counts.items())
     if len(set(counts.values())) == 1:
         seeds = f"{_seeds(next(iter(counts.values())))} a method"
-    setting = _setting(runs[0][1].config, search.dataset)
+    setting = _setting(runs[0][1].config, search.options.dataset)
     caption = f"{setting}, {seeds}; over {len(taken):,} validation images. "
     if search.name == "shift-psnr":
         caption += "Against the reconstruction there is no number at 0, where the two are the same image."
     else:
         caption += "Neighbors are the eight places around one; dotted: what codes in no order would have."
     return measured, caption
+
+
+def write_rows(measured: Sequence[Measured], path: Path) -> Path:
+    """One row a result, numbers in full; infinity is `inf`."""
+    rows = [{"method": m.method, **m.facts, **asdict(result)} for m in measured for result in m.results]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(path, buffer.getvalue().encode())
+    return path
 
 
 def _seeds(number: int) -> str:

@@ -21,23 +21,21 @@ from PIL import Image
 
 from experiments import schedules
 from experiments.figures import FROM_RECORDS, draw, figures_of
-from experiments.library import Found, Library
-from experiments.rows import FACTS, told
+from experiments.records import Records, facts
 from experiments.scale import make_scale
 from experiments.schedules import RECORDS, Line
-from experiments.sheet import Sheet, as_csv
-from experiments.specs import cells
-from experiments.table import make_table
+from experiments.specs import Cell, Dataset, Options, cells
+from experiments.tables import Table, as_csv, make_table
 from topovq.storage import write_atomic
 from topovq.tokenizer.training import TrainConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
-LENGTHS: dict[str, dict[str, Any]] = {  # of the runs there are; CIFAR-10 has the paper's
+LENGTHS: dict[Dataset, dict[str, Any]] = {  # of the runs there are; CIFAR-10 has the paper's
     "cifar10": {},
     "celebahq_afhq": {"steps": 10_000, "batch_size": 32},
     "imagenet": {"steps": 10_000, "batch_size": 32},
 }
-SEEDS = {  # of the tables there are
+SEEDS: dict[Dataset, dict[str, int]] = {  # of the tables there are
     "cifar10": {"sensitivity": 5, "main": 5, "robustness": 5, "ablation": 3, "gradient": 3},
     "celebahq_afhq": {"main": 1, "robustness": 1},
     "imagenet": {"main": 1, "robustness": 1},
@@ -61,21 +59,22 @@ WIDEST = 2_000  # pixels of a picture that is not kept exactly
 PLOTS = ("initialization", "perplexity", "neighborhoods", "shift-psnr", "topography")  # few colors: a palette will do
 
 
-def sheets(library: Library) -> Iterator[Sheet]:
+def tables(records: Records) -> Iterator[Table]:
     """The paper's tables and the study `scale`; cells that were not run are left empty."""
-    for dataset, tables in SEEDS.items():
-        for table, seeds in tables.items():
-            yield make_table(table, dataset, library, seeds=seeds, partial=True, **LENGTHS[dataset])
-    yield make_scale("cifar10", library, seeds=3, partial=True, codebooks=SIZES)
-    yield make_scale("celebahq_afhq", library, seeds=1, **LENGTHS["celebahq_afhq"])
+    for dataset, names in SEEDS.items():
+        for name, seeds in names.items():
+            yield make_table(name, Options(dataset, seeds, partial=True, **LENGTHS[dataset]), records)
+    yield make_scale(Options("cifar10", seeds=3, partial=True, codebooks=SIZES), records)
+    yield make_scale(Options("celebahq_afhq", seeds=1, **LENGTHS["celebahq_afhq"]), records)
 
 
-def levels(library: Library) -> list[Line]:
+def levels(records: Records) -> list[Line]:
     """At 256x256, the codes in use on each level at the last step."""
     lines: list[Line] = []
-    for dataset in ("celebahq_afhq", "imagenet"):
+    datasets: tuple[Dataset, ...] = ("celebahq_afhq", "imagenet")
+    for dataset in datasets:
         for cell in dict.fromkeys((*cells("main", dataset), *cells("robustness", dataset))):
-            run = library.finished(cell.config(0, **LENGTHS[dataset]))
+            run = records.finished(cell.config(0, **LENGTHS[dataset]))
             if run is None or any(same(line, cell, dataset) for line in lines):
                 continue
             last = run.validations()[-1]
@@ -83,36 +82,36 @@ def levels(library: Library) -> list[Line]:
                 lines.append({
                     "dataset": dataset, "method": cell.method, "neighborhood": cell.neighborhood,
                     "count_init": cell.count_init, "update_empty": cell.update_empty, "n": 1,
-                    "best_loss": round(best_loss(run), 3), "level": name,
+                    "best_loss": round(1e3 * run.best, 3), "level": name,
                     "used_percent": round(100 * last[f"usage_{level}"], 3),
-                    "perplexity": round(last[f"perplexity_{level}"], 1), **dict(zip(FACTS, told([run]))),
+                    "perplexity": round(last[f"perplexity_{level}"], 1), **facts([run]),
                 })  # fmt: skip
     return lines
 
 
-def same(line: Line, cell: Any, dataset: str) -> bool:
+def same(line: Line, cell: Cell, dataset: str) -> bool:
     names = ("method", "neighborhood", "count_init", "update_empty")
     return line["dataset"] == dataset and all(line[name] == getattr(cell, name) for name in names)
 
 
-def blocks(library: Library) -> list[Line]:
+def blocks(records: Records) -> list[Line]:
     """KSOM `hard` with what the authors' code does otherwise, beside the same seeds as they are."""
     cell = next(cell for cell in cells("main", "cifar10") if cell.neighborhood == "hard")
     lines = []
     for name, changed in BLOCKS.items():
         for seed in range(SEEDS["cifar10"]["main"]):
-            run, usual = library.finished(changed(cell.config(seed))), library.finished(cell.config(seed))
+            run, usual = records.finished(changed(cell.config(seed))), records.finished(cell.config(seed))
             if run is not None and usual is not None:
-                losses = {"loss": round(best_loss(run), 3), "loss_as_it_is": round(best_loss(usual), 3)}
-                lines.append({"change": name, "seed": seed, **losses, **dict(zip(FACTS, told([run])))})
+                losses = {"loss": round(1e3 * run.best, 3), "loss_as_it_is": round(1e3 * usual.best, 3)}
+                lines.append({"change": name, "seed": seed, **losses, **facts([run])})
     return lines
 
 
 def tokenizer(records: Path) -> list[Line]:
     """A modern tokenizer at the end of its training (records/ride), with what can be used today."""
     told_of = json.loads((records / "ride" / "results.json").read_text())
-    facts = {"n": told_of["seeds"], "hardware": "NVIDIA H200", "commit": told_of["commit"].split()[0]}
-    assert facts["hardware"] in told_of["hardware"]
+    said = {"n": told_of["seeds"], "hardware": "NVIDIA H200", "commit": told_of["commit"].split()[0]}
+    assert said["hardware"] in told_of["hardware"]
     lines = []
     for run in told_of["runs"]:
         cell, last = run["cell"], run["rows"][-1]
@@ -131,19 +130,14 @@ def tokenizer(records: Path) -> list[Line]:
             "perplexity": last["perplexity"],
             "topographic_error": last["topo"],
         }
-        lines.append({**place, "steps": last["step"], "method": method, **measured, **facts})
+        lines.append({**place, "steps": last["step"], "method": method, **measured, **said})
     return sorted(lines, key=lambda line: [str(line[name]) for name in ("codebook_size", "dim", "stride", "steps")])
 
 
-def best_loss(run: Found) -> float:
-    """In 1e-3, as the tables have it."""
-    return 1e3 * min(line["loss"] for line in run.validations())
-
-
 def write_tables(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
-    library = Library([records])
-    texts = {sheet.name: as_csv(sheet) for sheet in sheets(library)}
-    texts |= {"levels": _csv(levels(library)), "blocks": _csv(blocks(library)), "tokenizer": _csv(tokenizer(records))}
+    every = Records([records])
+    texts = {table.name: as_csv(table) for table in tables(every)}
+    texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every)), "tokenizer": _csv(tokenizer(records))}
     texts |= {"schedules": _csv(schedules.schedules(records)), "decay": _csv(schedules.decays(records))}
     texts |= {"smoothing": _csv(schedules.smoothing(records)), "update-empty": _csv(schedules.update_empty(records))}
     for name, text in texts.items():
@@ -165,8 +159,8 @@ def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     for dataset, length in LENGTHS.items():
         for name in [*FROM_RECORDS, *(["neighborhoods"] if dataset == "cifar10" else [])]:
             with tempfile.TemporaryDirectory() as folder:
-                drawn = draw(name, records, Path(folder), dataset=dataset, partial=True, **length)[0]
-                written.append(put(drawn, docs, name, dataset))
+                options = Options(dataset, partial=True, runs=records, records=(), out=Path(folder), **length)
+                written.append(put(draw(name, options)[0], docs, name, dataset))
     return written
 
 

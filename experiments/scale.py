@@ -1,4 +1,4 @@
-"""The study `scale` from records: methods over sizes of the codebook, compared after as many steps.
+"""The study `scale` from records, as a table and as a picture: methods over sizes of the codebook.
 
 A method that is too slow may have been run for fewer steps: its row says so, and every method of that size that went on
 gets another row at that step, from a run of that length where there is one, else from the curve of its longest run.
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.library import Found, Library
-from experiments.rows import FACTS, IncompleteTable, Spread, mixtures, some, told
-from experiments.sheet import Sheet
-from experiments.specs import QUICK, SCALE, Cell, cells, default_seeds
+from experiments.plots import canvas, style
+from experiments.records import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures
+from experiments.specs import QUICK, SCALE, Cell, Options, cells
+from experiments.tables import Table, check_whole
+from topovq.view.pictures import COLORS
 
 MEASURES = {"loss": 1e3, "psnr": 1.0, "usage": 100.0, "perplexity": 1.0}  # a validation's values, and their units here
 COLUMNS = ("loss", "psnr", "codes_used_percent", "perplexity")
@@ -22,14 +23,14 @@ KEYS = ("table", "dataset", "codebook_size", "method")
 
 
 @dataclass(frozen=True)
-class Line:
+class Point:
     """A method at one size and one step: the validations there of its runs, which were `length` steps long."""
 
     cell: Cell
     step: int
     length: int
     validations: list[dict[str, Any]]
-    runs: list[Found]
+    runs: list[Record]
 
     def cost(self, name: str) -> float | None:
         """The mean over the runs that measured it."""
@@ -44,74 +45,53 @@ class Line:
         ]
 
 
-def make_scale(
-    dataset: str,
-    library: Library,
-    *,
-    seeds: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    partial: bool = False,
-    codebooks: Sequence[int] | None = None,
-) -> Sheet:
-    """The study for one data set; a cell without any run, or with too few, is refused unless `partial`."""
-    number = default_seeds(SCALE, dataset) if seeds is None else seeds
-    chosen = cells(SCALE, dataset, codebooks)
-    full = chosen[0].config(0, steps).steps
-    lengths = sorted({found.config["steps"] for found in library.all() if found.finished} | {full}, reverse=True)
-    lines: list[Line] = []
+def make_scale(options: Options, records: Records) -> Table:
+    """The study for one data set; a cell without any run, or with too few, is refused unless --partial."""
+    number = options.seeds_of(SCALE)
+    chosen = cells(SCALE, options.dataset, options.codebooks)
+    full = chosen[0].config(0, options.steps).steps
+    lengths = sorted({run.config["steps"] for run in records if run.finished} | {full}, reverse=True)
+    points: list[Point] = []
     missing: list[str] = []
-    runs: list[Found] = []
+    runs: list[Record] = []
     for size in dict.fromkeys(cell.codebook_size for cell in chosen):
         group = {
-            cell: _by_length(cell, library, number, [n for n in lengths if n <= full], batch_size)
+            cell: _by_length(cell, records, number, [n for n in lengths if n <= full], options.batch_size)
             for cell in chosen
             if cell.codebook_size == size
         }
         missing += [text for cell, found in group.items() for text in _lacking(cell, found, number)]
         runs += [run for found in group.values() for same in found.values() for run in same]
-        made = _lines({cell: found for cell, found in group.items() if found})
-        lines += [line for line in made if line.validations]
-        early = [line for line in made if not line.validations]
-        missing += [f"{line.cell.name} at step {line.step:,} (runs with --steps {line.step})" for line in early]
-    mixed = mixtures(runs)
-    problems = [
-        *([f"missing: {some(missing)}"] if missing else []),
-        *([f"mixed: {some(mixed)}"] if mixed else []),
-    ]
-    if problems and not partial:
-        raise IncompleteTable(
-            f"{SCALE} on {dataset} is not whole; {'; '.join(problems)}. Without --render-only what is missing is run; "
-            "--partial shows what is there"
-        )
-    if not lines:
-        raise IncompleteTable(f"there is no finished run of {SCALE} on {dataset}; {'; '.join(problems)}")
-    notes = [f"PARTIAL: {problem}." for problem in problems]
-    usual = chosen[0].setting.batch_size
+        made = _points({cell: found for cell, found in group.items() if found})
+        points += [point for point in made if point.validations]
+        early = [point for point in made if not point.validations]
+        missing += [f"{point.cell.name} at step {point.step:,} (runs with --steps {point.step})" for point in early]
+    notes = check_whole(SCALE, options, {"missing": missing, "mixed": mixtures(runs)}, bool(points))
+    batch_size, usual = options.batch_size, chosen[0].setting.batch_size
     if batch_size not in (None, usual):
         notes.append(f"Trained with batches of {batch_size:,} images instead of {usual:,}.")
-    return _sheet(dataset, lines, full, notes, runs)
+    return _table(options.dataset, points, full, notes, runs)
 
 
 def _by_length(
-    cell: Cell, library: Library, seeds: int, lengths: Sequence[int], batch_size: int | None
-) -> dict[int, list[Found]]:
+    cell: Cell, records: Records, seeds: int, lengths: Sequence[int], batch_size: int | None
+) -> dict[int, list[Record]]:
     """The cell's finished runs by their number of steps, longest first."""
     found = {}
     for length in lengths:
-        same = [library.finished(cell.config(seed, length, batch_size=batch_size)) for seed in cell.seeds(seeds)]
+        same = [records.finished(cell.config(seed, length, batch_size=batch_size)) for seed in cell.seeds(seeds)]
         if any(same):
             found[length] = [run for run in same if run is not None]
     return found
 
 
-def _lacking(cell: Cell, found: dict[int, list[Found]], seeds: int) -> list[str]:
+def _lacking(cell: Cell, found: dict[int, list[Record]], seeds: int) -> list[str]:
     wanted = len(cell.seeds(seeds))
     have = len(next(iter(found.values()), []))
     return [f"{cell.name} ({have} of {wanted} seeds)"] if have < wanted else []
 
 
-def _lines(group: dict[Cell, dict[int, list[Found]]]) -> list[Line]:
+def _points(group: dict[Cell, dict[int, list[Record]]]) -> list[Point]:
     """Rows of one size: each method at the end of its longest runs, and where others ended before."""
     ends = {cell: max(found) for cell, found in group.items()}
     rows = []
@@ -123,37 +103,34 @@ def _lines(group: dict[Cell, dict[int, list[Found]]]) -> list[Line]:
     return rows
 
 
-def _at(cell: Cell, step: int, length: int, runs: list[Found]) -> Line:
+def _at(cell: Cell, step: int, length: int, runs: list[Record]) -> Point:
     """The runs' validations at `step`; the last one before it where none was at it."""
     at = [[seen for seen in run.validations() if seen["step"] <= step][-1:] for run in runs]
-    return Line(cell, step, length, [seen for last in at for seen in last], runs)
+    return Point(cell, step, length, [seen for last in at for seen in last], runs)
 
 
-def _sheet(dataset: str, lines: list[Line], full: int, notes: list[str], runs: list[Found]) -> Sheet:
+def _table(dataset: str, points: list[Point], full: int, notes: list[str], runs: list[Record]) -> Table:
     header = ["K", "method", "steps", "n", "loss", "PSNR", "codes used", "perplexity"]
-    measured = any(line.cost(name) is not None for line in lines for name in COSTS)
+    measured = any(point.cost(name) is not None for point in points for name in COSTS)
     header += ["ms a step", "peak MiB"] * measured
     rows, values = [], []
-    for line in lines:
-        spreads = line.spreads()
-        of = f" of {line.length:,}" if line.length > line.step else ""
-        size, n = line.cell.codebook_size or 0, len(line.validations)
+    for point in points:
+        spreads = point.spreads()
+        of = f" of {point.length:,}" if point.length > point.step else ""
+        size, n = point.cell.codebook_size or 0, len(point.validations)
         shown = [
-            _show(spread, digits, unit) for spread, digits, unit in zip(spreads, (2, 2, 1, 0), ("", " dB", "%", ""))
+            spread.show(digits) + unit if spread else ""
+            for spread, digits, unit in zip(spreads, (2, 2, 1, 0), ("", " dB", "%", ""))
         ]
-        costs = {name: line.cost(name) for name in COSTS}
+        costs = {name: point.cost(name) for name in COSTS}
         if measured:
             shown += ["" if cost is None else f"{cost:,.{COSTS[name]}f}" for name, cost in costs.items()]
-        rows.append([f"{size:,}", line.cell.method, f"{line.step:,}{of}", str(n), *shown])
-        numbers = [
-            "" if number is None else f"{number:.6g}"
-            for spread in spreads
-            for number in ((spread.mean, spread.std) if spread else (None, None))
-        ]
+        rows.append([f"{size:,}", point.cell.method, f"{point.step:,}{of}", str(n), *shown])
+        numbers = [number for spread in spreads for number in mean_and_std(spread)]
         numbers += ["" if cost is None else f"{cost:.6g}" for cost in costs.values()]
-        key = [SCALE, dataset, str(size), line.cell.method]
-        values.append([*key, str(n), str(line.step), str(line.length), *numbers, *told(line.runs)])
-    notes = [*notes, *_notes(dataset, lines, full, runs)]
+        key = [SCALE, dataset, str(size), point.cell.method]
+        values.append([*key, str(n), str(point.step), str(point.length), *numbers, *facts(point.runs).values()])
+    notes = [*notes, *_notes(dataset, points, full, runs)]
     if measured:
         notes.append("ms a step and peak memory are of each run alone on the device, over 50 of its first steps.")
     title = (
@@ -162,36 +139,90 @@ def _sheet(dataset: str, lines: list[Line], full: int, notes: list[str], runs: l
     )
     columns = [*KEYS, "n", "steps", "run_steps", *(f"{name}_{what}" for name in COLUMNS for what in ("mean", "std"))]
     columns += [*COSTS, *FACTS]
-    return Sheet(f"{SCALE}-{dataset}", title, notes, header, rows, columns, values)
+    return Table(f"{SCALE}-{dataset}", title, notes, header, rows, columns, values)
 
 
-def _show(spread: Spread | None, digits: int, unit: str) -> str:
-    if spread is None:
-        return ""
-    spread_text = f" ± {spread.std:.{digits}f}" if spread.std is not None else ""
-    return f"{spread.mean:,.{digits}f}{spread_text}{unit}"
-
-
-def _notes(dataset: str, lines: list[Line], full: int, runs: list[Found]) -> list[str]:
+def _notes(dataset: str, points: list[Point], full: int, runs: list[Record]) -> list[str]:
     notes = []
-    if any(line.length < full for line in lines):
+    if any(point.length < full for point in points):
         notes.append(
             f"Methods with runs of fewer than {full:,} steps are shown where they ended, and the other methods of that "
             "size also at that step."
         )
-    if any(line.length > line.step for line in lines):
+    if any(point.length > point.step for point in points):
         notes.append("'a of b' is the curve of a run of b steps at step a: a schedule over b steps is not over there.")
     if dataset == QUICK:
         notes.append("This is the quick version: a small model on the photographs that come with the package.")
-    best: dict[tuple[int | None, int], Line] = {}
-    for line in lines:
-        mine, key = line.spreads()[0], (line.cell.codebook_size, line.step)
+    best: dict[tuple[int | None, int], Point] = {}
+    for point in points:
+        mine, key = point.spreads()[0], (point.cell.codebook_size, point.step)
         leader = best[key].spreads()[0] if key in best else None
         if mine is not None and (leader is None or mine.mean < leader.mean):
-            best[key] = line
-    winners = [f"{line.cell.method} at {size:,} ({step:,} steps)" for (size, step), line in best.items() if size]
+            best[key] = point
+    winners = [f"{point.cell.method} at {size:,} ({step:,} steps)" for (size, step), point in best.items() if size]
     notes.append(f"Lowest mean loss: {', '.join(winners)}.")
     hardware = sorted({run.config["hardware"] for run in runs if run.config.get("hardware")})
     if hardware:
         notes.append(f"Run on {', '.join(hardware)}.")
     return notes
+
+
+# The picture
+
+
+# method -> (what the legend says, color, marker)
+LOOKS = {
+    "ema": ("EMA-VQ", COLORS["EMA-VQ"], "o"),
+    "ksom-paper": ("KSOM as in the paper", "#7cb79b", "s"),
+    "ksom": ("KSOM, recommended schedule", COLORS["KSOM"], "D"),
+    "vqp": ("vector-quantize-pytorch, k-means start and expiry", "#4c6fb1", "^"),
+    "vqp-rotation": ("vector-quantize-pytorch, rotation trick", "#8fa8d8", "v"),
+    "simvq": ("SimVQ", "#8c564b", "P"),
+    "fsq": ("FSQ", "#9467bd", "X"),
+    "lfq": ("LFQ", "#b0a030", "*"),
+}
+LEAST = 0.1  # of the steps: before that, losses say how a method starts
+
+
+def draw_scale(table: Table) -> Any:
+    """Two panels from the rows of the study's table: filled where runs had all steps, hollow at an earlier step, where
+    methods of which some had fewer are compared; what they were after the first LEAST of the steps is left out."""
+    rows = [dict(zip(table.columns, row)) for row in table.values]
+    full = max(int(row["steps"]) for row in rows)
+    rows = [row for row in rows if int(row["steps"]) >= LEAST * full]
+    sizes = sorted({int(row["codebook_size"]) for row in rows})
+    seeds = sorted({int(row["n"]) for row in rows})
+    fewer = sorted({int(row["steps"]) for row in rows} - {full}, reverse=True)
+    caption = f"{_range(seeds)} seed{'s' * (seeds != [1])} a point, {full:,} steps"
+    if fewer:
+        caption += f"; hollow: after {' or '.join(f'{steps:,}' for steps in fewer)} steps, every method with as many"
+    caption += ". Codes in use are those that occur among the tokens of the validation images."
+    with style():
+        figure, (losses, uses) = canvas(2, "Codebooks of growing size", caption)
+        for method, (label, color, marker) in LOOKS.items():
+            how = {"color": color, "marker": marker, "markersize": 5, "capsize": 2}
+            for steps in (full, *fewer):
+                drawn = [row for row in rows if row["method"] == method and int(row["steps"]) == steps]
+                drawn.sort(key=lambda row: int(row["codebook_size"]))
+                if not drawn:
+                    continue
+                line = {"linewidth": 1.8} if steps == full else {"linewidth": 0.9, "linestyle": "--", "mfc": "white"}
+                for ax, name in ((losses, "loss"), (uses, "codes_used_percent")):
+                    means = [float(row[f"{name}_mean"]) for row in drawn]
+                    spread = [float(row[f"{name}_std"] or 0) for row in drawn]
+                    at = [int(row["codebook_size"]) for row in drawn]
+                    ax.errorbar(at, means, spread, label=label, **how, **line)
+                label = "_"  # once is enough: such labels are not in a legend
+        for ax in (losses, uses):
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+            ax.minorticks_off()
+            ax.set_xlabel("codes in the codebook")
+        losses.set(ylabel="validation reconstruction loss (1e-3)", ylim=(0, None))
+        uses.set(ylabel="codes in use (%)", ylim=(0, 104))
+        losses.legend(loc="lower left", labelspacing=0.25)  # below the curves
+    return figure
+
+
+def _range(numbers: list[int]) -> str:
+    return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"

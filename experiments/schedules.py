@@ -16,10 +16,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from experiments.library import Found, Library
-from experiments.rows import FACTS, Spread, told
-from experiments.specs import configs
-from experiments.sweep import run_all
+from experiments.records import Record, Records, Spread, facts
+from experiments.runs import missing, run_all
+from experiments.specs import Options, configs
 from topovq.neighborhood import LEAST_START, Schedule
 from topovq.tokenizer.training import TrainConfig
 
@@ -48,7 +47,7 @@ Line = dict[str, Any]  # of a CSV file
 
 def tried() -> Iterator[tuple[str, str, list[TrainConfig]]]:
     """What a row of the table is, what it says, and its runs, one a size."""
-    base = replace(configs("main", seeds=1)[0], steps=STEPS)
+    base = replace(configs("main", Options(seeds=1))[0], steps=STEPS)
 
     def run(size: int, quantizer: str, **options: object) -> TrainConfig:
         return replace(base, codebook_size=size, quantizer=quantizer, quantizer_options=options)
@@ -71,11 +70,11 @@ def tried() -> Iterator[tuple[str, str, list[TrainConfig]]]:
 
 def schedules(records: Path = RECORDS) -> list[Line]:
     """Of each row and size that was run: validation loss (1e-3) and codes in use at the last step."""
-    library = Library([records])
+    every = Records([records])
     lines = []
     for group, label, runs in tried():
         for config in runs:
-            found = library.finished(config)
+            found = every.finished(config)
             if found is not None:
                 lines.append({"group": group, "neighborhood": label, **_end(found)})
     return lines
@@ -85,7 +84,7 @@ def decays(records: Path = RECORDS) -> list[Line]:
     """Decays in short trainings: of a small model on CIFAR-10, and of the quick version of the study `scale`."""
     lines = []
     for model, folder in (("small", "schedule_small"), ("quick", "schedule_short")):
-        for run in Library([records / folder]).all():
+        for run in Records([records / folder]):
             options = run.config["quantizer_options"]
             name = "EMA-VQ" if run.config["quantizer"] == "ema" else "recommended"
             falls = options.get("schedule")
@@ -100,8 +99,8 @@ def decays(records: Path = RECORDS) -> list[Line]:
 
 def smoothing(records: Path = RECORDS) -> list[Line]:
     """Ways to smooth the counts, with 16 codes for each token of a batch."""
-    groups: dict[tuple[str, str], list[Found]] = {}
-    for run in Library([records / "smoothing"]).all():
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for run in Records([records / "smoothing"]):
         options = run.config["quantizer_options"]
         name = "recommended" if "schedule" in options else "recommended, without steps"
         name = "EMA-VQ" if run.config["quantizer"] == "ema" else name
@@ -119,7 +118,7 @@ def smoothing(records: Path = RECORDS) -> list[Line]:
             "used_percent": round(fmean(100 * seen["usage"] for seen in last), 3),
             "perplexity": round(fmean(seen["perplexity"] for seen in last), 1),
         }
-        lines.append({"neighborhood": name, "smoothing": said, "n": len(runs), **measured, **_facts(runs)})
+        lines.append({"neighborhood": name, "smoothing": said, "n": len(runs), **measured, **facts(runs)})
     return lines
 
 
@@ -129,9 +128,9 @@ def update_empty(records: Path = RECORDS) -> list[Line]:
     The loss is the median over the last third of a training, since single ones jump. `used` are the codes that occur
     among the validation tokens, `lately` those chosen in about the last hundred batches of the training.
     """
-    smoothed = {_but_for_the_rule(run): run for run in Library([records / "smoothed"]).all()}
-    others = {_but_for_the_rule(run): run for run in Library([records / "scale"]).all()}
-    groups: dict[tuple[str, int, int], list[tuple[Found, Found]]] = {}
+    smoothed = {_but_for_the_rule(run): run for run in Records([records / "smoothed"])}
+    others = {_but_for_the_rule(run): run for run in Records([records / "scale"])}
+    groups: dict[tuple[str, int, int], list[tuple[Record, Record]]] = {}
     for key, run in smoothed.items():
         place = run.config["data"], run.config["codebook_size"], run.config["steps"]
         groups.setdefault(place, []).append((run, others[key]))
@@ -143,19 +142,19 @@ def update_empty(records: Path = RECORDS) -> list[Line]:
             for what, name in (("used", "usage"), ("lately", "train_usage")):
                 share = fmean(run.validations()[-1][name] for run in runs)
                 line[f"{way}_{what}_percent"] = round(100 * share, 3)
-        lines.append({**line, **_facts([run for pair in pairs for run in pair])})
+        lines.append({**line, **facts([run for pair in pairs for run in pair])})
     return lines
 
 
-def late_losses(run: Found) -> list[float]:
+def late_losses(run: Record) -> list[float]:
     """Of the validations in the last third of a training."""
     return [seen["loss"] for seen in run.validations() if 3 * seen["step"] > 2 * run.config["steps"]]
 
 
-def _end(run: Found) -> Line:
+def _end(run: Record) -> Line:
     last = run.validations()[-1]
     measured = {"loss": round(1e3 * last["loss"], 3), "used_percent": round(100 * last["usage"], 3)}
-    return {**{name: run.config[name] for name in ("codebook_size", "steps")}, "n": 1, **measured, **_facts([run])}
+    return {**{name: run.config[name] for name in ("codebook_size", "steps")}, "n": 1, **measured, **facts([run])}
 
 
 def _spread(name: str, values: list[float]) -> Line:
@@ -164,11 +163,7 @@ def _spread(name: str, values: list[float]) -> Line:
     return {f"{name}_mean": round(spread.mean, 3), f"{name}_std": "" if spread.std is None else round(spread.std, 3)}
 
 
-def _facts(runs: list[Found]) -> Line:
-    return dict(zip(FACTS, told(runs)))
-
-
-def _but_for_the_rule(run: Found) -> tuple[object, ...]:
+def _but_for_the_rule(run: Record) -> tuple[object, ...]:
     options = run.config["quantizer_options"]
     names = ("data", "quantizer", "codebook_size", "steps", "seed")
     return (*(run.config[name] for name in names), options.get("neighborhood"))
@@ -178,8 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "schedules", help="folder of the runs")
     arguments = parser.parse_args()
-    library = Library([RECORDS])
-    run_all([config for *_, runs in tried() for config in runs if library.finished(config) is None], arguments.runs)
+    run_all(missing([config for *_, runs in tried() for config in runs], Records([RECORDS])), arguments.runs)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ import datetime
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import track
-from torch import Tensor, nn
+from torch import nn
 
+from experiments.peers import MissingPackage, their
 from topovq import KohonenVQ
 
 D, K, SHIFT, BATCH = 32, 512, 5.0, 1024
@@ -42,24 +44,23 @@ def layers() -> dict[str, Callable[[], nn.Module]]:
 
     made = {name: ours(options) for name, options in SETTINGS.items()}
     try:
-        from vector_quantize_pytorch import VectorQuantize  # type: ignore[import-untyped]
-    except ImportError as error:
+        theirs = their("VectorQuantize")
+    except MissingPackage as error:
         print(f"vector-quantize-pytorch is left out: {error}")
     else:
-        made["vector-quantize-pytorch, defaults"] = lambda: VectorQuantize(dim=D, codebook_size=K)
+        made["vector-quantize-pytorch, defaults"] = lambda: theirs(dim=D, codebook_size=K)
     return made
 
 
 def run(make: Callable[[], nn.Module], seed: int) -> list[dict[str, object]]:
     torch.manual_seed(seed)
-    layer = make()
+    layer: Any = make()
     rows: list[dict[str, object]] = []
     for step in range(1, max(CHECKS) + 1):
         layer.train()(torch.randn(1, BATCH, D) + SHIFT)
         if step in CHECKS:
             x = torch.randn(1, 20_000, D) + SHIFT
             codes = layer.codebook
-            assert isinstance(codes, Tensor)
             index = torch.cdist(x[0], codes).argmin(1)
             rows.append({
                 "updates": step,

@@ -7,24 +7,51 @@ authors' code) after each `gaussian` (the paper's formula) of `main` and `ablati
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from experiments.targets import KEYS, targets
+from tyro.conf import arg
+
+from experiments.peers import PEERS
 from topovq.grid import Grid
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training import TrainConfig
+
+# The paper's numbers (targets.csv): losses in 1e-3, steps in thousands, mean and std over seeds.
+KEYS = ("table", "dataset", "method", "neighborhood", "grid_dim", "tau", "count_init", "update_empty")
+MEASURES = ("loss", "steps10", "steps20")
+COLUMNS = ("loss_mean", "loss_std", "steps10_mean_k", "steps10_std_k", "steps20_mean_k", "steps20_std_k")
+# How many images the paper trains on: of CIFAR-10 by its authors' split, of the others as it rounds them.
+IMAGES = {"cifar10": 40_053, "imagenet": 1_300_000, "celebahq_afhq": 43_000}
+ROUNDING = 0.1  # by how much a number of images may differ and be the paper's nevertheless
 
 TABLES = ("sensitivity", "main", "robustness", "ablation", "gradient")
 SCALE = "scale"
 SEEDS = 5
 FEWER_SEEDS = 3  # of the tables with many cells
 PAPER_STEPS = 30_000
-QUICK = "photos"  # the data set of the quick versions
+QUICK: Literal["photos"] = "photos"  # the data set of the quick versions
+Dataset = Literal["cifar10", "imagenet", "celebahq_afhq", "photos"]
+Format = Literal["terminal", "markdown", "csv", "latex"]
 
 SIZES = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32}
+
+
+@cache
+def targets() -> dict[tuple[str, ...], dict[str, str]]:
+    """Each row's key (`KEYS`) -> its `COLUMNS` and `seeds`, as the paper prints them; empty where it has no number."""
+    rows = csv.DictReader((Path(__file__).parent / "targets.csv").read_text().splitlines())
+    return {tuple(row[key] for key in KEYS): {name: row[name] for name in (*COLUMNS, "seeds")} for row in rows}
+
+
+def other_data(dataset: str, images: int) -> bool:
+    """Whether so many training images are not those of the paper; no data set of ours alone is."""
+    paper = IMAGES.get(dataset)
+    return paper is not None and abs(images - paper) > ROUNDING * paper
 
 
 @dataclass(frozen=True)
@@ -45,6 +72,59 @@ class Setting:
     log_every: int = 500
     precision: Any = "bf16"
     device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a table or figure is made; every field is an option of `python -m experiments`."""
+
+    dataset: Dataset = "cifar10"
+    """Which of the paper's data sets; imagenet and celebahq_afhq need --data-path to be run (not to be drawn). photos
+    is that of --quick."""
+    seeds: int | None = None
+    """Runs of each cell; 5 if not given, in ablation, gradient and scale 3, with --quick 2. In scale one, whatever is
+    given, of others' quantizers and beyond 16,384 codes. Pictures are of 1; measures of 1 if not given."""
+    steps: int | None = None
+    """Training steps of each run; the paper's 30,000 if not given, with --quick 400."""
+    batch_size: int | None = None
+    """Images a step; the paper's if not given (256 for cifar10, else 128), with --quick 64."""
+    codebooks: Annotated[tuple[int, ...] | None, arg(metavar="K [K ...]")] = None
+    """Only these sizes of the codebook (in scale)."""
+    jobs: int | None = None
+    """Runs at a time; chosen for the machine if not given."""
+    data_path: Path | None = None
+    """Where the data set lies, if not at its usual place."""
+    runs: Path = Path("runs")
+    """Folder of the runs, each in a folder named by its id."""
+    records: tuple[Path, ...] = field(default_factory=lambda: tuple(filter(Path.is_dir, [Path("records")])))
+    """Folders with records of finished runs, which are not repeated; records/ where there is one. --records with
+    nothing after it has every run done here."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("reproduced")
+    """Folder for the tables (CSV, markdown) and figures (PNG, SVG)."""
+    render_only: bool = False
+    """Run nothing: draw from what is there, and refuse where runs are missing."""
+    partial: bool = False
+    """Draw a table from some of its runs; its caption says which are missing."""
+    format: Format = "terminal"
+    """How the table is printed."""
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "batch_size", "jobs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value!r} must be at least 1")
+        check_name("format", self.format, get_args(Format))
+        check_name("data set of the tables", self.dataset, SETTINGS)
+        for folder in self.records:
+            if not folder.is_dir():
+                raise FileNotFoundError(f"there is no folder of records at {folder}")
+
+    def seeds_of(self, table: str) -> int:
+        """How many seeds a cell of a table has."""
+        if self.seeds is not None:
+            return self.seeds
+        few = table in (SCALE, "ablation", "gradient")
+        return QUICK_SEEDS if self.dataset == QUICK else FEWER_SEEDS if few else SEEDS
 
 
 LEVEL_1, LEVEL_2 = SIZES | {"stride": 4}, SIZES | {"strides": [4, 2]}
@@ -92,7 +172,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         for target in ("winner", "input")
         for weight in (0.1, 1.0)
     },
-    **{name: (name, {}) for name in ("vqp", "vqp-rotation", "simvq", "fsq", "lfq")},
+    **{name: (name, {}) for name in PEERS},
 }
 
 # Data set and method of rows that nobody has run yet: a table of records names them and is whole without them.
@@ -196,7 +276,7 @@ OURS_AT_SCALE = (
     Cell(SCALE, "cifar10", "ksom-paper", "hard", "2", "0.1", "1", "yes"),
     Cell(SCALE, "cifar10", "ksom"),
 )
-PEERS_AT_SCALE = tuple(Cell(SCALE, "cifar10", name) for name in ("vqp", "vqp-rotation", "simvq", "fsq", "lfq"))
+PEERS_AT_SCALE = tuple(Cell(SCALE, "cifar10", name) for name in PEERS)
 SCALE_SEEDS_UP_TO = 16_384  # beyond it, and for the peers, one seed
 
 
@@ -213,31 +293,18 @@ def cells(table: str, dataset: str = "cifar10", codebooks: Sequence[int] | None 
     return rows
 
 
-def configs(
-    table: str,
-    dataset: str = "cifar10",
-    seeds: int | None = None,
-    steps: int | None = None,
-    *,
-    batch_size: int | None = None,
-    data_path: Path | None = None,
-    codebooks: Sequence[int] | None = None,
-) -> list[TrainConfig]:
-    """The runs that a table is made of, each once; `seeds` a cell (default: 5, for `scale` 3), `steps` and `batch_size`
-    (default: the paper's 30,000, and its batches for the data set)."""
-    number = default_seeds(table, dataset) if seeds is None else seeds
-    if number < 1:
-        raise ValueError(f"seeds={seeds!r} must be at least 1")
-    found: dict[str, TrainConfig] = {}
-    for cell in cells(table, dataset, codebooks):
-        for seed in cell.seeds(number):
-            config = cell.config(seed, steps, data_path, batch_size)
-            found.setdefault(config.run_id, config)
-    return list(found.values())
+def configs(table: str, options: Options) -> list[TrainConfig]:
+    """The runs that a table is made of, each once."""
+    return once(
+        cell.config(seed, options.steps, options.data_path, options.batch_size)
+        for cell in cells(table, options.dataset, options.codebooks)
+        for seed in cell.seeds(options.seeds_of(table))
+    )
 
 
-def default_seeds(table: str, dataset: str) -> int:
-    return QUICK_SEEDS if dataset == QUICK else FEWER_SEEDS if table in (SCALE, "ablation", "gradient") else SEEDS
+def once(wanted: Iterable[TrainConfig]) -> list[TrainConfig]:
+    """Each run once: cells of several tables may share it."""
+    return list({config.run_id: config for config in wanted}.values())
 
 
 def _paper_cells(table: str, dataset: str) -> Iterable[Cell]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -20,7 +20,6 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from topovq.tokenizer.data import SOURCES
-from topovq.tokenizer.models import MissingPackage
 from topovq.tokenizer.training import CheckpointError, Interrupted, MissingExtra, TrainConfig, open_data, train
 from topovq.tokenizer.training import evaluate as evaluate_run
 from topovq.tokenizer.training import info as describe_run
@@ -33,7 +32,6 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
   topovq info runs/a                              what the run is and how far it got
   topovq report runs/a runs/b -o report.html      what they learned, on one page
   topovq explore runs/a                           the map in the browser: look, shift, paint
-  topovq reproduce main                           the paper's table, ours beside theirs (--quick: in two minutes)
   topovq evaluate runs/a                          its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/
@@ -256,63 +254,7 @@ class Explore:
         explore(self.runs, self.port, self.images, self.host)
 
 
-@dataclass
-class Reproduce:
-    """Make a table or figure of the paper, ours beside theirs: runs what is missing, then draws it from the records.
-
-    Tables: sensitivity, main, robustness, ablation, gradient; scale is our own study of large codebooks; `all` makes
-    the paper's tables and all figures. Runs that were cut off are resumed, finished ones are skipped: the same command
-    goes on after Ctrl-C.
-
-      topovq reproduce main --quick                 two minutes on two cores: a small model, the embedded photographs
-      topovq reproduce main                         CIFAR-10, 5 seeds a cell, 30,000 steps: for a GPU
-      topovq reproduce main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000 --batch-size 32
-      topovq reproduce all --render-only            from records alone: runs nothing
-      topovq reproduce scale --codebooks 512 4096 --render-only --partial --format markdown
-    """
-
-    what: Annotated[Positional[str], arg(metavar="TABLE|FIGURE|all")]
-    """Name of a table or of a figure, or all."""
-    dataset: Literal["cifar10", "imagenet", "celebahq_afhq"] = "cifar10"
-    """Which of the paper's data sets; the latter two need --data-path to be run (not to be drawn)."""
-    seeds: int | None = None
-    """Runs of each cell; 5 if not given, in ablation, gradient and scale 3, with --quick 2. In scale one, whatever is
-    given, of others' quantizers and beyond 16,384 codes."""
-    steps: int | None = None
-    """Training steps of each run; the paper's 30,000 if not given, with --quick 400."""
-    batch_size: int | None = None
-    """Images a step; the paper's if not given (256 for cifar10, else 128), with --quick 64."""
-    jobs: int | None = None
-    """Runs at a time; chosen for the machine if not given."""
-    data_path: Path | None = None
-    """Where the data set lies, if not at its usual place."""
-    runs: Path = Path("runs")
-    """Folder of the runs, each in a folder named by its id."""
-    records: tuple[Path, ...] = dataclasses.field(default_factory=lambda: tuple(filter(Path.is_dir, [Path("records")])))
-    """Folders with records of finished runs, which are not repeated; records/ where there is one. --records with
-    nothing after it has every run done here."""
-    out: Annotated[Path, arg(aliases=["-o"])] = Path("reproduced")
-    """Folder for the tables (CSV, markdown) and figures (PNG, SVG)."""
-    render_only: bool = False
-    """Run nothing: draw from what is there, and refuse where runs are missing."""
-    partial: bool = False
-    """Draw a table from some of its runs; its caption says which are missing."""
-    format: Literal["terminal", "markdown", "csv", "latex"] = "terminal"
-    """How the table is printed."""
-    quick: bool = False
-    """A small version on the photographs that come with the package, on the CPU."""
-    codebooks: Annotated[tuple[int, ...] | None, arg(metavar="K [K ...]")] = None
-    """Only these sizes of the codebook (in scale)."""
-
-    def __call__(self) -> None:
-        from experiments.reproduce import Request, reproduce
-
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "what"}
-        written = reproduce(self.what, Request(**options), say=remark, show=sys.stdout.write)
-        remark("written: " + ", ".join(map(str, written)))
-
-
-COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report, Explore, Reproduce)
+COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report, Explore)
 
 
 def leads() -> bool:
@@ -328,11 +270,6 @@ def say(text: str) -> None:
     Console(highlight=False).print(text, soft_wrap=True, markup=False)
 
 
-def remark(text: str) -> None:
-    """Beside the output, which another program may read."""
-    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
-
-
 @contextlib.contextmanager
 def sigterm_unwinds() -> Iterator[None]:
     """Have SIGTERM end the command as an exception does, so that half-written files go and workers end. Training has
@@ -344,31 +281,40 @@ def sigterm_unwinds() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends in one line on stderr and exit code 2, other failures in 1."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+@contextlib.contextmanager
+def one_line_errors(program: str) -> Iterator[None]:
+    """Have a user's mistake end in one line on stderr and exit code 2, other failures in 1."""
     try:
         with sigterm_unwinds():
-            parse(arguments)()
+            yield
     except Interrupted as stopped:
         if leads():
-            print(f"topovq: {stopped}", file=sys.stderr)
+            print(f"{program}: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `| head` has seen enough; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-    except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra, MissingPackage) as error:
-        print(f"topovq: {error}", file=sys.stderr)
+    except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra) as error:
+        print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
     except (OSError, CheckpointError) as error:
-        print(f"topovq: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    with one_line_errors("topovq"):
+        parse(arguments)()
 
 
 def parse(arguments: Sequence[str] | None) -> Callable[[], None]:
     """The command that the arguments name; without any, those of the process."""
+    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["reproduce"]:
+        raise ValueError("reproduce is now `python -m experiments NAME`, in a clone of the repository")
     choices: dict[str, Callable[..., Any]] = {cls.__name__.lower(): cls for cls in COMMANDS}
     command: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
         choices, prog="topovq", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,)

@@ -1,4 +1,4 @@
-"""Figures: their numbers by hand, their curves from hand-made records, and every file of them from small runs."""
+"""Figures: their runs, their curves from hand-made records, and every file of them from small runs."""
 
 from __future__ import annotations
 
@@ -8,120 +8,32 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from made_records import lines_of, write_record
 from PIL import Image
-from torch import Tensor
 
-from experiments.canvas import Panel, plate, save, shrink
-from experiments.figure_curves import Look, curve, draw_losses, draw_perplexities
-from experiments.figure_maps import draw_maps2, draw_scale_map, use_picture
-from experiments.figure_neighborhoods import weights
-from experiments.figure_parts import QUICK_SIZE, panels
-from experiments.figure_runs import Images, Search
-from experiments.figure_shifts import shifted_strip
-from experiments.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
-from experiments.library import Library
-from experiments.shifts import batches, level_choices, shift_scores
-from experiments.topography import encoder_outputs, neighbor_ratio, topographies
-from topovq.grid import Grid
-from topovq.metrics import topographic_error
-from topovq.tokenizer.atlas import charts
+from experiments import figures
+from experiments.figures import FIGURES, FROM_RECORDS, QUICK_SIZE, Search, figures_of, panels
+from experiments.plots import Look, curve, draw_losses, draw_perplexities, weights
+from experiments.records import Records
+from experiments.specs import Options
 from topovq.tokenizer.data import open_source
-from topovq.tokenizer.models import VQVAE, VQVAE2
 from topovq.tokenizer.training import TrainConfig, train
-from topovq.view.pictures import COLORS, moved
+from topovq.view.pictures import COLORS
 
-SMALL = {"image_size": 16, "hidden": 16, "residual_hidden": 8, "codebook_size": 8, "code_dim": 8}
-
-
-class Toy:
-    """A model of one pixel whose tokens are its digits: two maps of a line, tens above ones; or ones alone."""
-
-    def __init__(self, levels: int) -> None:
-        self.quantizers = [SimpleNamespace(grid=Grid(4))] * levels
-        self.mean_C11 = torch.zeros(1, 1, 1)
-
-    def encode(self, x: Tensor) -> Any:
-        ones, tens = x[:, 0].long() // 10 % 10, x[:, 0].long() // 100
-        return (tens, ones) if len(self.quantizers) == 2 else ones
-
-    def decode(self, tokens: Any) -> Tensor:
-        tens, ones = tokens if len(self.quantizers) == 2 else (torch.zeros_like(tokens), tokens)
-        return (100 * tens + 10 * ones)[:, None].to(torch.uint8)
+QUICK: dict[str, Any] = {"dataset": "photos", "steps": 2}
 
 
-def pixels(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1, 1)
+def needs(name: str, **options: Any) -> list[TrainConfig]:
+    return figures.needs(name, Options(**options))
 
 
-def db(squared_error: float) -> float:
-    return 10 * math.log10(255**2 / squared_error)
-
-
-def test_psnr_over_the_offset_by_hand() -> None:
-    # 11 and 21 are read as tokens 1 and 2 and written as 10 and 20; token 2 moved by 2 stops at the border, 3.
-    scores = {s.offset: s for s in shift_scores(Toy(1), pixels(11, 21), range(-1, 3))}  # type: ignore[arg-type]
-    assert scores[0].to_reconstruction == math.inf
-    assert scores[0].to_original == pytest.approx(db(1))
-    assert scores[1].to_reconstruction == pytest.approx(db(100))
-    assert scores[1].to_original == pytest.approx(db(81))
-    assert scores[2].to_reconstruction == pytest.approx(db((20**2 + 10**2) / 2))
-    assert scores[-1].to_original == pytest.approx(db(11**2))
-    assert {(s.moved, s.images) for s in scores.values()} == {("all tokens", 2)}
-
-
-def test_levels_are_moved_together_and_alone() -> None:
-    toy: Any = Toy(2)
-    assert level_choices(toy) == {"both levels": (0, 1), "top alone": (0,), "bottom alone": (1,)}
-    assert moved(toy, toy.encode(pixels(110)), 1, (1,))[1].item() == 2
-    calls: list[None] = []
-    scores = shift_scores(toy, pixels(110), [1], lambda: calls.append(None))
-    assert [s.to_reconstruction for s in scores] == pytest.approx([db(110**2), db(100**2), db(10**2)])
-    assert len(calls) == len(batches(pixels(110))) * 3
-    strip = shifted_strip(toy_with_channels(2), pixels(110), [-1, 0, 1], "bottom alone")
-    assert strip.flatten().tolist() == [100, 110, 120]
-
-
-def toy_with_channels(levels: int) -> Any:
-    toy: Any = Toy(levels)
-    toy.channels = 1
-    return toy
-
-
-def test_neighboring_codes_over_any_two_by_hand() -> None:
-    codes = torch.tensor([[0.0], [1.0], [3.0]])
-    ratio, near = neighbor_ratio(codes, Grid(3))  # neighbors 1 and 2 apart; any two 1, 2, 3
-    assert ratio == pytest.approx(1.5 / 2)
-    assert near == pytest.approx(4 / 6)
-    assert neighbor_ratio(torch.randn(4, 5), Grid((2, 2))) == (pytest.approx(1), 1.0)  # all touch
-    with pytest.raises(ValueError, match="at least 2"):
-        neighbor_ratio(codes[:1], Grid(1))
-
-
-@pytest.mark.parametrize("kind", [VQVAE, VQVAE2])
-def test_topography_is_of_what_the_quantizer_sees(kind: type) -> None:
-    torch.manual_seed(0)
-    model = kind(**SMALL, quantizer_options={"grid": [2, 4]}).eval()
-    images = (torch.rand(3, 3, 16, 16) * 255).to(torch.uint8)
-    seen = encoder_outputs(model, images)
-    if kind is VQVAE:
-        z = model.to_codes(model.encoder(model.normalize(images)))
-        torch.testing.assert_close(seen[0], z.permute(0, 2, 3, 1).reshape(-1, 8))
-    assert [len(x) for x in seen] == [3 * h * w for h, w in model.token_shapes]
-    for found, chart, x in zip(topographies(model, images), charts(model), seen, strict=True):
-        assert found.topographic_error == pytest.approx(float(topographic_error(x, chart.codes_KD, chart.grid)))
-        # on 2 x 4 places the four corners have 3 neighbors each and the others 5, of 7 others
-        assert found.chance_error == pytest.approx(1 - (4 * 3 + 4 * 5) / (8 * 7))
-        assert (found.level, found.vectors) == (chart.name, len(x))
-    assert not model.quantizers[0]._forward_pre_hooks
-    with pytest.raises(ValueError, match="ResidualVQ has several codes"):
-        encoder_outputs(kind(**SMALL, quantizer="residual"), images)
+def draw(name: str, runs: Path, out: Path, *, source: Any = None, **options: Any) -> list[Path]:
+    """From the runs there and no others."""
+    return figures.draw(name, Options(**{"runs": runs, "out": out, "records": (), **options}), source)
 
 
 def test_neighborhoods_are_the_formulas() -> None:
@@ -162,27 +74,6 @@ def test_a_curve_is_the_mean_of_its_seeds() -> None:
         curve(look, [], "loss")
 
 
-def test_a_picture_is_drawn_in_whole_pixels(tmp_path: Path) -> None:
-    picture = np.arange(60, 60 + 4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
-    figure = plate([[Panel(picture, 7, "a title", [(2, "+1")], [(1, "KSOM", "black")])]], "A plate", "Its caption.")
-    png, svg = save(figure, tmp_path, "plate")
-    drawn = np.asarray(Image.open(png).convert("RGB")).reshape(-1, 3)
-    for color in picture.reshape(-1, 3):
-        assert (drawn == color).all(1).sum() == 7 * 7
-    text = svg.read_text()
-    assert ">Its caption.</text>" in text
-    assert "image-rendering:pixelated" in text.replace(" ", "")
-    again = save(figure, tmp_path / "again", "plate")[1]
-    assert again.read_text() == text
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["plate.png", "plate.svg"]
-
-
-def test_large_images_are_made_smaller_by_averages() -> None:
-    image = pixels(0, 100, 200, 100).view(1, 1, 2, 2)
-    assert shrink(image, 2) is image
-    assert shrink(image, 1).tolist() == [[[[100]]]]
-
-
 def test_the_runs_of_a_figure() -> None:
     assert needs("neighborhoods") == []
     pair = needs("map")
@@ -198,7 +89,7 @@ def test_the_runs_of_a_figure() -> None:
     assert [config.seed for config in zero] == [0, 1, 2, 3, 4, 5]  # N = 0 twice
     kinds = [c.quantizer_options.get("neighborhood") for c in needs("perplexity", seeds=1, steps=7)]
     assert kinds == [None, "hard", "gaussian", "exponential"]
-    two = needs("maps2", quick=True, steps=3)
+    two = needs("maps2", dataset="photos", steps=3)
     assert {(c.model, c.image_size, c.data, c.steps) for c in two} == {("vqvae2", QUICK_SIZE, "photos", 3)}
     assert needs("shifts", dataset="celebahq_afhq", data_path=Path("x"))[0].data_path == Path("x")
     assert "maps2" not in figures_of("cifar10")
@@ -206,7 +97,7 @@ def test_the_runs_of_a_figure() -> None:
     assert figures_of("photos") == [name for name in FIGURES if name != "scale-map"]
     large = needs("scale-map")
     assert [(c.quantizer, c.codebook_size, c.seed) for c in large] == [("kohonen", 16_384, 0), ("ema", 16_384, 0)]
-    assert {c.codebook_size for c in needs("scale-map", quick=True)} == {4_096}
+    assert {c.codebook_size for c in needs("scale-map", dataset="photos")} == {4_096}
     with pytest.raises(ValueError, match="'scale' is done on cifar10"):
         needs("scale-map", dataset="imagenet")
     with pytest.raises(ValueError, match="seeds=0 must be at least 1"):
@@ -230,16 +121,16 @@ def test_curves_are_drawn_from_records_alone(tmp_path: Path) -> None:
     wanted = needs("initialization", seeds=2, steps=30)
     for number, config in enumerate(wanted):
         make_record(runs if number % 2 else records, config, [300, 200, 100])
-    paths = draw("initialization", runs, out, steps=30, records=[records])
+    paths = draw("initialization", runs, out, steps=30, records=(records,))
     assert [path.name for path in paths] == ["initialization-cifar10.png", "initialization-cifar10.svg"]
     svg = paths[1].read_text()
     for words in ("N = 1 (2 seeds)", "N = 0 (2 seeds)", "N = 0, other seeds (2 seeds)", "KSOM, hard", "30 steps"):
         assert words in svg
     assert "Not run" not in svg
-    draw("initialization", runs, out, steps=30, seeds=2, records=[records])
+    draw("initialization", runs, out, steps=30, seeds=2, records=(records,))
     with pytest.raises(FileNotFoundError, match=r"count_init=1 update_empty=yes, seed 2, 30 steps") as missed:
-        draw("initialization", runs, out, steps=30, seeds=3, records=[records])
-    assert "`topovq reproduce initialization --dataset cifar10 --steps 30 --seeds 3` makes it" in str(missed.value)
+        draw("initialization", runs, out, steps=30, seeds=3, records=(records,))
+    assert "`python -m experiments initialization --dataset cifar10 --steps 30 --seeds 3` makes it" in str(missed.value)
     assert needs("initialization", seeds=3, steps=30)[2].run_id in str(missed.value)
     assert str(records) in str(missed.value)
 
@@ -300,15 +191,6 @@ def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_use_of_codes_is_red_where_there_is_none_and_brighter_with_more() -> None:
-    picture = use_picture(torch.tensor([[0, 1], [3, 7]]))
-    assert picture[0, 0].tolist() == [150, 20, 20]
-    # log(1 + count) is 1, 2 and 3 times log 2: 40 + 215 thirds
-    assert picture[0, 1].tolist() == [112] * 3
-    assert picture[1, 0].tolist() == [183] * 3
-    assert picture[1, 1].tolist() == [255] * 3
-
-
 @pytest.fixture(scope="module")
 def few() -> Any:
     """Photographs with a dozen validation crops instead of hundreds."""
@@ -321,8 +203,8 @@ def few() -> Any:
 def small_runs(tmp_path_factory: pytest.TempPathFactory, few: Any) -> Path:
     """The runs of the quick figures after two steps; two seeds of those that are measured."""
     root = tmp_path_factory.mktemp("runs")
-    pictures = [config for name in ("maps2", "scale-map") for config in needs(name, quick=True, steps=2)]
-    for config in [*needs("topography", quick=True, steps=2, seeds=2), *pictures]:
+    pictures = [config for name in ("maps2", "scale-map") for config in needs(name, **QUICK)]
+    for config in [*needs("topography", **QUICK, seeds=2), *pictures]:
         train(replace(config, out=root / config.run_id), quiet=True, source=few)
     return root
 
@@ -331,7 +213,7 @@ def test_every_figure_is_written(small_runs: Path, few: Any, tmp_path: Path) -> 
     for name in FIGURES:
         if name in FROM_RECORDS:
             continue
-        paths = draw(name, small_runs, tmp_path, quick=True, steps=2, source=few)
+        paths = draw(name, small_runs, tmp_path, **QUICK, source=few)
         kinds = ("png", "svg", "csv") if name in ("shift-psnr", "topography") else ("png", "svg")
         file = name if name == "neighborhoods" else f"{name}-photos"
         assert paths == [tmp_path / f"{file}.{kind}" for kind in kinds]
@@ -347,7 +229,7 @@ def test_every_figure_is_written(small_runs: Path, few: Any, tmp_path: Path) -> 
     still = [row for row in rows if row["offset"] == "0"]
     assert {row["to_reconstruction"] for row in still} == {"inf"}
     assert {(row["method"], row["seed"]) for row in still} == {(m, s) for m in ("KSOM", "EMA-VQ") for s in "01"}
-    assert {row["run"] for row in rows} == {c.run_id for c in needs("topography", quick=True, steps=2, seeds=2)}
+    assert {row["run"] for row in rows} == {c.run_id for c in needs("topography", **QUICK, seeds=2)}
     order = list(csv.DictReader((tmp_path / "topography-photos.csv").read_text().splitlines()))
     assert len(order) == 4
     assert {row["vectors"] for row in order} == {str(12 * 8 * 8)}
@@ -356,7 +238,7 @@ def test_every_figure_is_written(small_runs: Path, few: Any, tmp_path: Path) -> 
 
 def test_the_rows_are_those_of_the_model(small_runs: Path, few: Any, tmp_path: Path) -> None:
     """At no offset, what is written is the PSNR that validation recorded."""
-    draw("shift-psnr", small_runs, tmp_path, quick=True, steps=2, seeds=1, source=few)
+    draw("shift-psnr", small_runs, tmp_path, **QUICK, seeds=1, source=few)
     rows = list(csv.DictReader((tmp_path / "shift-psnr-photos.csv").read_text().splitlines()))
     for row in (row for row in rows if row["offset"] == "0"):
         record = (small_runs / row["run"] / "record.jsonl").read_text().splitlines()
@@ -365,46 +247,16 @@ def test_the_rows_are_those_of_the_model(small_runs: Path, few: Any, tmp_path: P
 
 
 def test_a_model_that_is_missing_is_named(small_runs: Path, tmp_path: Path) -> None:
-    wanted = needs("map", quick=True, steps=3)[0]
+    wanted = needs("map", dataset="photos", steps=3)[0]
     with pytest.raises(FileNotFoundError) as missed:
-        draw("map", small_runs, tmp_path, quick=True, steps=3, partial=True)
+        draw("map", small_runs, tmp_path, dataset="photos", steps=3, partial=True)
     assert wanted.run_id in str(missed.value)
     assert "steps=2 instead of 3" in str(missed.value)  # what is there nearly is it
-    assert "`topovq reproduce map --quick --steps 3` makes it" in str(missed.value)
+    assert "`python -m experiments map --quick --steps 3` makes it" in str(missed.value)
     path = make_record(tmp_path, wanted, [100, 100, 100])
-    make_record(tmp_path, needs("map", quick=True, steps=3)[1], [100, 100, 100])
+    make_record(tmp_path, needs("map", dataset="photos", steps=3)[1], [100, 100, 100])
     with pytest.raises(FileNotFoundError, match=f"{path.parent.name} holds neither a model"):
-        draw("map", tmp_path, tmp_path, quick=True, steps=3)
-
-
-def test_maps2_wants_two_levels() -> None:
-    with pytest.raises(ValueError, match="KSOM has 1 maps; expected the two"):
-        draw_maps2({"KSOM": VQVAE(**SMALL).eval()}, "")
-
-
-def test_maps_with_empty_places_are_drawn_too() -> None:
-    torch.manual_seed(0)
-    sizes = {**SMALL, "codebook_size": 7}  # 3 x 3, the last two of which are empty
-    figure = draw_scale_map({"KSOM": VQVAE(**sizes).eval()}, {"KSOM": torch.arange(7)}, "")
-    decoded, use = (axes.images[0].get_array() for axes in figure.axes)
-    assert (decoded[8:, 4:] == 255).all()
-    assert use.shape == (3, 3, 4)
-    assert use[..., 3].tolist() == [[255] * 3, [255] * 3, [255, 0, 0]]
-    assert len(draw_maps2({"KSOM": VQVAE2(**sizes).eval()}, "").axes) == 6
-
-
-def test_images_are_of_every_part_of_a_data_set() -> None:
-    class Parts:
-        parts = ("a", "b")
-
-        def validation(self, batch_size: int, part: str | None = None) -> Any:
-            value = {"a": 1, "b": 2}[str(part)]
-            return iter([torch.full((batch_size, 3, 2, 2), value, dtype=torch.uint8)])
-
-    model: Any = SimpleNamespace(channels=3)
-    images = Images(Parts(), None)  # type: ignore[arg-type]
-    assert images.take(3, model, {})[:, 0, 0, 0].tolist() == [1, 2, 2]
-    assert images.take(1, model, {})[:, 0, 0, 0].tolist() == [2]
+        draw("map", tmp_path, tmp_path, dataset="photos", steps=3)
 
 
 def test_panels_share_their_colors() -> None:
@@ -416,7 +268,7 @@ def test_panels_share_their_colors() -> None:
 def test_pictures_are_of_the_first_seed_that_all_models_have(monkeypatch: pytest.MonkeyPatch) -> None:
     have = {("KSOM", 0), ("KSOM", 1), ("EMA-VQ", 1)}
     monkeypatch.setattr(Search, "_find", lambda _, part, seed: seed if (part.look.label, seed) in have else None)
-    search = Search("map", "cifar10", None, None, None, False, False, Library([]), "runs")
+    search = Search("map", Options(), [Path("runs")], Records([]))
     parts = panels("map", "cifar10")[""]
     assert search.of_one_seed(parts) == (1, {"KSOM": 1, "EMA-VQ": 1})
     have.discard(("EMA-VQ", 1))

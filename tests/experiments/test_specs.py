@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.library import Library
-from experiments.specs import QUICK, TABLES, Cell, cells, configs
-from experiments.targets import targets
+from experiments.records import Records
+from experiments.specs import QUICK, TABLES, Cell, Options, cells, configs, targets
 
 
 def find(table: str, dataset: str = "cifar10", **values: str) -> Cell:
@@ -93,9 +92,9 @@ def test_the_som_vae_is_that_of_the_authors_and_comes_with_both_targets_and_both
 
 
 def test_records_that_name_no_reduction_are_those_of_the_mean() -> None:
-    library = Library([Path(__file__).parents[2] / "records" / "cifar10"])
+    records = Records([Path(__file__).parents[2] / "records" / "cifar10"])
     measured = {
-        cell.method: library.finished(cell.config(0)) for cell in cells("gradient") if cell.method.startswith("som-vae")
+        cell.method: records.finished(cell.config(0)) for cell in cells("gradient") if cell.method.startswith("som-vae")
     }
     assert measured.pop("som-vae") is None
     for method, found in measured.items():
@@ -113,19 +112,19 @@ def test_cells_of_several_tables_are_one_run() -> None:
     ]
     assert len({cell.config(0).run_id for cell in same}) == 1
     # Of 5 seeds: EMA-VQ 4, hard 2-D 4, gaussian and exponential 2. Of 3: other maps and taus 9, gradient 1, SOM-VAE 5.
-    assert len({config.run_id for table in TABLES for config in configs(table)}) == 10 * 5 + 15 * 3
+    assert len({config.run_id for table in TABLES for config in configs(table, Options())}) == 10 * 5 + 15 * 3
 
 
 def test_the_id_depends_on_no_device_and_on_what_was_asked_for() -> None:
-    config = configs("main")[0]
+    config = configs("main", Options())[0]
     assert config.resolve("cpu").run_id == config.resolve("cuda").run_id == config.run_id
-    assert configs("main", steps=10)[0].run_id != config.run_id
-    assert configs("main", batch_size=32)[0].run_id != config.run_id
-    assert {c.batch_size for c in configs("main", "imagenet", batch_size=32)} == {32}
-    assert {c.batch_size for c in configs("main", "imagenet")} == {128}
-    assert len(configs("main", seeds=3)) == 12
-    assert [c.seed for c in configs("main", seeds=3)[:3]] == [0, 1, 2]
-    assert configs("main", "imagenet", data_path=Path("here"))[0].data_path == Path("here")
+    assert configs("main", Options(steps=10))[0].run_id != config.run_id
+    assert configs("main", Options(batch_size=32))[0].run_id != config.run_id
+    assert {c.batch_size for c in configs("main", Options("imagenet", batch_size=32))} == {32}
+    assert {c.batch_size for c in configs("main", Options("imagenet"))} == {128}
+    assert len(configs("main", Options(seeds=3))) == 12
+    assert [c.seed for c in configs("main", Options(seeds=3))[:3]] == [0, 1, 2]
+    assert configs("main", Options("imagenet", data_path=Path("here")))[0].data_path == Path("here")
 
 
 def test_the_quick_version_has_the_rows_of_cifar10_on_photographs() -> None:
@@ -142,7 +141,7 @@ def test_the_study_of_scale_has_more_seeds_where_they_are_cheap() -> None:
     seeds = {(cell.method, cell.codebook_size): len(cell.seeds(3)) for cell in rows}
     assert (seeds["ksom", 16_384], seeds["ksom", 65_536], seeds["fsq", 512]) == (3, 1, 1)
     assert {len(cell.seeds(9)) for cell in rows} == {9, 1}  # as many as were asked for, but where a run is costly
-    assert len(configs("scale", codebooks=[512])) == 3 * 3 + 5
+    assert len(configs("scale", Options(codebooks=(512,)))) == 3 * 3 + 5
     by_method = {cell.method: cell.config(0) for cell in cells("scale", codebooks=[512])}
     assert by_method["ema"].run_id == find("main", method="ema").config(0).run_id
     assert by_method["ksom-paper"].run_id == find("main", neighborhood="hard").config(0).run_id
@@ -168,4 +167,4 @@ def test_what_there_is_not_is_refused(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cells(*arguments)
     with pytest.raises(ValueError, match="seeds=0 must be at least 1"):
-        configs("main", seeds=0)
+        Options(seeds=0)

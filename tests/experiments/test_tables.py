@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.library import Library
-from experiments.rows import IncompleteTable, Spread
-from experiments.sheet import FORMATS, as_csv, latex, markdown, terminal
-from experiments.specs import Cell, cells
-from experiments.table import make_table
+from experiments.records import Records, Spread
+from experiments.specs import Cell, Options, cells
+from experiments.tables import FORMATS, IncompleteTable, as_csv, latex, make_table, markdown, terminal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STEPS, SEEDS = 6_000, 3
@@ -25,7 +23,7 @@ BEST = {"none": (52.0, 51.8, 52.2), "hard": (52.5, 52.5, 52.8), "gaussian": (51,
 Tweak = Callable[[Cell, int, list[dict[str, Any]]], list[dict[str, Any]] | None]
 
 
-def write_main(folder: Path, tweak: Tweak = lambda cell, seed, lines: lines) -> Library:
+def write_main(folder: Path, tweak: Tweak = lambda cell, seed, lines: lines) -> Records:
     """The records of `main`, three seeds; `tweak` changes a record, or leaves it out."""
     for cell in cells("main"):
         for seed in range(SEEDS):
@@ -33,11 +31,11 @@ def write_main(folder: Path, tweak: Tweak = lambda cell, seed, lines: lines) -> 
             lines = tweak(cell, seed, lines_of(cell.config(seed, STEPS), losses))
             if lines is not None:
                 write_record(folder / f"{cell.neighborhood}-{seed}.jsonl", lines)
-    return Library([folder])
+    return Records([folder])
 
 
-def make(library: Library, **options: Any) -> Any:
-    return make_table("main", "cifar10", library, **({"seeds": SEEDS, "steps": STEPS} | options))
+def make(records: Records, **options: Any) -> Any:
+    return make_table("main", Options(**({"seeds": SEEDS, "steps": STEPS} | options)), records)
 
 
 def of_hard_1(change: Callable[[list[dict[str, Any]]], Any]) -> Tweak:
@@ -75,32 +73,32 @@ def test_the_difference_is_in_standard_errors_of_both() -> None:
 
 
 def test_the_caption_says_what_is_less_than_the_paper_and_what_differs(tmp_path: Path) -> None:
-    sheet = make(write_main(tmp_path))
-    assert "Fewer seeds than the paper: 3 a cell, 10 there." in sheet.notes
-    assert "Fewer steps than the paper: 6,000, 30,000 there." in sheet.notes
-    (apart,) = [note for note in sheet.notes if note.startswith("More than two standard errors")]
+    table = make(write_main(tmp_path))
+    assert "Fewer seeds than the paper: 3 a cell, 10 there." in table.notes
+    assert "Fewer steps than the paper: 6,000, 30,000 there." in table.notes
+    (apart,) = [note for note in table.notes if note.startswith("More than two standard errors")]
     # hard: (52.6 - 52.1) / sqrt(0.03/3 + 0.04/10) = 4.2; gaussian: (51 - 51.8) / sqrt(0 + 0.04/10) = -12.6
     assert "ksom hard (loss +4.2, " in apart
     assert "ksom gaussian (loss -12.6, " in apart
     # ema: the loss by 0.1 / sqrt(0.04/3 + 0.04/10) = 0.8 alone, +10% by (13/3 - 5.4) / sqrt(1/9 + 0.25/10) = -2.9
     assert "ema (+10% -2.9)" in apart
     assert "exponential" not in apart
-    assert "PARTIAL" not in sheet.caption
-    assert "good" not in sheet.caption
+    assert "PARTIAL" not in table.caption
+    assert "good" not in table.caption
 
 
 @pytest.mark.parametrize(("batch", "said"), [(32, "Smaller"), (512, "Larger")])
 def test_the_caption_says_when_the_batch_is_not_the_papers(tmp_path: Path, batch: int, said: str) -> None:
     for cell in cells("main"):
         write_record(tmp_path / f"{cell.neighborhood}.jsonl", lines_of(cell.config(0, STEPS, None, batch), [60, 50]))
-    sheet = make(Library([tmp_path]), seeds=1, batch_size=batch)
-    assert f"{said} batches than the paper's: {batch}, 256 there." in sheet.notes
+    table = make(Records([tmp_path]), seeds=1, batch_size=batch)
+    assert f"{said} batches than the paper's: {batch}, 256 there." in table.notes
     with pytest.raises(IncompleteTable, match=f"batch_size={batch} instead of 256"):
-        make(Library([tmp_path]), seeds=1)
+        make(Records([tmp_path]), seeds=1)
     assert "batches" not in make(write_main(tmp_path / "usual")).caption
 
 
-def write_faces(folder: Path, images: int, seeds: int = 1) -> Library:
+def write_faces(folder: Path, images: int, seeds: int = 1) -> Records:
     """Faces with smaller batches: three cells of `main` and two of `robustness`, with best losses 2, 3, 4, 5, 6."""
     run = [cell for cell in cells("main", "celebahq_afhq") if cell.neighborhood != "gaussian"]
     run += cells("robustness", "celebahq_afhq")[:2]
@@ -108,23 +106,23 @@ def write_faces(folder: Path, images: int, seeds: int = 1) -> Library:
         for seed in range(seeds):
             lines = lines_of(cell.config(seed, 10_000, None, 32), [9, 2 + number], source_train_images=images)
             write_record(folder / f"{number}-{seed}.jsonl", lines)
-    return Library([folder])
+    return Records([folder])
 
 
-def faces(table: str, library: Library, seeds: int = 1) -> Any:
-    options: dict[str, Any] = {"seeds": seeds, "steps": 10_000, "batch_size": 32, "partial": True}
-    return make_table(table, "celebahq_afhq", library, **options)
+def faces(table: str, records: Records, seeds: int = 1) -> Any:
+    options = Options("celebahq_afhq", seeds, steps=10_000, batch_size=32, partial=True)
+    return make_table(table, options, records)
 
 
 def test_other_data_than_the_papers_is_not_compared_with_it(tmp_path: Path) -> None:
     """Not even where there are enough seeds for a standard error."""
-    sheet = faces("main", write_faces(tmp_path, images=5_753, seeds=2), seeds=2)
-    (said,) = [note for note in sheet.notes if note.startswith("Not the paper's data")]
+    table = faces("main", write_faces(tmp_path, images=5_753, seeds=2), seeds=2)
+    (said,) = [note for note in table.notes if note.startswith("Not the paper's data")]
     assert "5,753 training images, about 43,000 there" in said
     assert "between our methods" in said
-    assert "diff/SE" not in "".join([*sheet.header, sheet.caption])
-    assert "standard errors" not in sheet.caption
-    assert sheet.rows[0][sheet.header.index("loss paper")] == "1.86 ± 0.10"  # for orientation
+    assert "diff/SE" not in "".join([*table.header, table.caption])
+    assert "standard errors" not in table.caption
+    assert table.rows[0][table.header.index("loss paper")] == "1.86 ± 0.10"  # for orientation
     same = faces("main", write_faces(tmp_path / "same", images=42_000, seeds=2), seeds=2)
     assert "Not the paper's data" not in same.caption
     assert "loss diff/SE" in same.header
@@ -132,8 +130,8 @@ def test_other_data_than_the_papers_is_not_compared_with_it(tmp_path: Path) -> N
 
 
 def test_one_seed_of_some_rows_is_a_table_that_says_what_is_missing(tmp_path: Path) -> None:
-    library = write_faces(tmp_path, images=5_753)
-    main, robustness = (faces(table, library) for table in ("main", "robustness"))
+    records = write_faces(tmp_path, images=5_753)
+    main, robustness = (faces(table, records) for table in ("main", "robustness"))
     # The rows that were run; the CSV has all, and the note the others.
     assert main.header[:4] == ["method", "neighborhood", "n", "loss ours"]
     assert [row[:4] for row in main.rows] == [
@@ -148,13 +146,13 @@ def test_one_seed_of_some_rows_is_a_table_that_says_what_is_missing(tmp_path: Pa
     assert robustness.header[:4] == ["method", "neighborhood", "n", "loss ours"]
     assert [row[:4] for row in robustness.rows] == [["ema", "none", "1", "5.000"], ["ksom", "hard", "1", "6.000"]]
     assert "count_init 0, update_empty no" in robustness.title
-    for sheet in (main, robustness):
-        assert "one seed, 10,000 steps" in sheet.title
-        assert "standard deviation" not in sheet.caption
-        assert "Fewer seeds than the paper: 1 a cell, 5 there." in sheet.notes
-        assert "Fewer steps than the paper: 10,000, 30,000 there." in sheet.notes
-        assert "Smaller batches than the paper's: 32, 128 there." in sheet.notes
-        ours = [row[i] for row in sheet.rows for i, name in enumerate(sheet.header) if name.endswith("ours")]
+    for table in (main, robustness):
+        assert "one seed, 10,000 steps" in table.title
+        assert "standard deviation" not in table.caption
+        assert "Fewer seeds than the paper: 1 a cell, 5 there." in table.notes
+        assert "Fewer steps than the paper: 10,000, 30,000 there." in table.notes
+        assert "Smaller batches than the paper's: 32, 128 there." in table.notes
+        ours = [row[i] for row in table.rows for i, name in enumerate(table.header) if name.endswith("ours")]
         assert not [text for text in ours if "±" in text or "nan" in text or not text]
 
 
@@ -162,20 +160,20 @@ def test_full_runs_of_as_many_seeds_as_the_paper_need_no_excuse(tmp_path: Path) 
     for cell in cells("sensitivity"):
         for seed in range(10):
             write_record(tmp_path / f"{cell.name}-{seed}.jsonl", lines_of(cell.config(seed), [52.0] * 30))
-    sheet = make_table("sensitivity", "cifar10", Library([tmp_path]), seeds=10)
-    assert "Fewer" not in sheet.caption
-    assert "ten seeds that it calls good" in sheet.caption  # count_init 0 is among the rows
+    table = make_table("sensitivity", Options(seeds=10), Records([tmp_path]))
+    assert "Fewer" not in table.caption
+    assert "ten seeds that it calls good" in table.caption  # count_init 0 is among the rows
 
 
 def test_missing_seeds_are_refused_by_name_and_a_partial_table_says_so(tmp_path: Path) -> None:
-    library = write_main(tmp_path, of_hard_1(lambda lines: None))
+    records = write_main(tmp_path, of_hard_1(lambda lines: None))
     with pytest.raises(IncompleteTable, match=r"missing: ksom hard .*\(seed 1\)\. .*--partial shows what is there"):
-        make(library)
-    sheet = make(library, partial=True)
-    assert [row[sheet.columns.index("n")] for row in sheet.values] == ["3", "2", "3", "3"]
-    assert sheet.notes[0].startswith("PARTIAL: missing: ksom hard")
-    assert "Fewer seeds than the paper: 2 to 3 a cell, 10 there." in sheet.notes
-    assert all("PARTIAL: missing: ksom hard" in FORMATS[name](sheet) for name in ("terminal", "markdown", "latex"))
+        make(records)
+    table = make(records, partial=True)
+    assert [row[table.columns.index("n")] for row in table.values] == ["3", "2", "3", "3"]
+    assert table.notes[0].startswith("PARTIAL: missing: ksom hard")
+    assert "Fewer seeds than the paper: 2 to 3 a cell, 10 there." in table.notes
+    assert all("PARTIAL: missing: ksom hard" in FORMATS[name](table) for name in ("terminal", "markdown", "latex"))
 
 
 def test_more_seeds_than_there_are_is_missing_seeds(tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_more_seeds_than_there_are_is_missing_seeds(tmp_path: Path) -> None:
 
 def test_nothing_there_is_no_partial_table(tmp_path: Path) -> None:
     with pytest.raises(IncompleteTable, match="there is no finished run of main on cifar10"):
-        make(Library([tmp_path]), partial=True)
+        make(Records([tmp_path]), partial=True)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +197,12 @@ def test_nothing_there_is_no_partial_table(tmp_path: Path) -> None:
 def test_a_run_of_another_configuration_is_refused_by_name_and_never_mixed_in(
     tmp_path: Path, name: str, value: Any, said: str
 ) -> None:
-    library = write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | {name: value}, *lines[1:]]))
+    records = write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | {name: value}, *lines[1:]]))
     with pytest.raises(IncompleteTable, match=f"seed 1: .*hard-1.jsonl has {said}"):
-        make(library)
-    sheet = make(library, partial=True)
-    assert [row[sheet.columns.index("n")] for row in sheet.values] == ["3", "2", "3", "3"]
-    assert said in sheet.caption
+        make(records)
+    table = make(records, partial=True)
+    assert [row[table.columns.index("n")] for row in table.values] == ["3", "2", "3", "3"]
+    assert said in table.caption
 
 
 def test_a_run_of_other_steps_is_refused_by_name(tmp_path: Path) -> None:
@@ -216,29 +214,29 @@ def test_a_run_of_other_steps_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_runs_on_different_images_are_mixed(tmp_path: Path) -> None:
-    library = write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | {"source_train_images": 100}, *lines[1:]]))
+    records = write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | {"source_train_images": 100}, *lines[1:]]))
     with pytest.raises(IncompleteTable, match=r"mixed: source_train_images is 40053 in 11 .* and 100 in 1 .*hard-1"):
-        make(library)
-    assert "PARTIAL: mixed: source_train_images" in make(library, partial=True).caption
+        make(records)
+    assert "PARTIAL: mixed: source_train_images" in make(records, partial=True).caption
 
 
 def test_where_the_images_lay_makes_no_difference(tmp_path: Path) -> None:
     elsewhere = {"data_path": "/elsewhere", "source_path": "/elsewhere", "id": "another"}
-    sheet = make(write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | elsewhere, *lines[1:]])))
-    assert as_csv(sheet) == (GOLDEN / "main-cifar10.csv").read_text()
+    table = make(write_main(tmp_path, of_hard_1(lambda lines: [lines[0] | elsewhere, *lines[1:]])))
+    assert as_csv(table) == (GOLDEN / "main-cifar10.csv").read_text()
 
 
 def test_a_record_that_was_cut_off_is_not_finished(tmp_path: Path) -> None:
-    library = write_main(tmp_path, of_hard_1(lambda lines: lines[:4]))
+    records = write_main(tmp_path, of_hard_1(lambda lines: lines[:4]))
     with pytest.raises(IncompleteTable, match=r"hard-1\.jsonl was cut off at step 3,000"):
-        make(library)
+        make(records)
 
 
 def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
     write_main(tmp_path)
     with open(tmp_path / "hard-1.jsonl", "a") as file:
         file.write('{"event": "valid')
-    assert as_csv(make(Library([tmp_path]))) == (GOLDEN / "main-cifar10.csv").read_text()
+    assert as_csv(make(Records([tmp_path]))) == (GOLDEN / "main-cifar10.csv").read_text()
 
 
 def test_other_files_and_foreign_runs_do_not_matter(tmp_path: Path) -> None:
@@ -251,10 +249,10 @@ def test_other_files_and_foreign_runs_do_not_matter(tmp_path: Path) -> None:
 def test_one_run_in_two_places_counts_once_and_must_say_one_thing(tmp_path: Path) -> None:
     write_main(tmp_path / "a")
     write_main(tmp_path / "b", lambda cell, seed, lines: [line | {"seconds": 3.0} for line in lines])
-    assert as_csv(make(Library([tmp_path]))) == (GOLDEN / "main-cifar10.csv").read_text()
+    assert as_csv(make(Records([tmp_path]))) == (GOLDEN / "main-cifar10.csv").read_text()
     write_main(tmp_path / "b", of_hard_1(lambda lines: [*lines[:2], lines[2] | {"loss": 0.01}, *lines[3:]]))
     with pytest.raises(ValueError, match=r"a/hard-1\.jsonl and .*b/hard-1\.jsonl are records of one run"):
-        make(Library([tmp_path]))
+        make(Records([tmp_path]))
 
 
 def test_a_run_that_never_had_a_finite_loss_is_named(tmp_path: Path) -> None:
@@ -266,17 +264,17 @@ def test_a_run_that_never_had_a_finite_loss_is_named(tmp_path: Path) -> None:
 
 
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:
-    sheet = make(write_main(tmp_path), seeds=1)
-    assert "±" not in "".join(row[sheet.header.index("loss ours")] for row in sheet.rows)
-    assert [row[sheet.columns.index("ours_loss_std")] for row in sheet.values] == [""] * 4
-    assert "loss diff/SE" not in sheet.header
+    table = make(write_main(tmp_path), seeds=1)
+    assert "±" not in "".join(row[table.header.index("loss ours")] for row in table.rows)
+    assert [row[table.columns.index("ours_loss_std")] for row in table.values] == [""] * 4
+    assert "loss diff/SE" not in table.header
 
 
 def test_latex_and_terminal_hold_every_number_of_the_markdown(tmp_path: Path) -> None:
-    sheet = make(write_main(tmp_path))
-    for text in (latex(sheet).replace(r"$\pm$", "±"), terminal(sheet)):
-        for row in sheet.rows:
+    table = make(write_main(tmp_path))
+    for text in (latex(table).replace(r"$\pm$", "±"), terminal(table)):
+        for row in table.rows:
             assert all(cell in text for cell in row)
-    assert latex(sheet).count("&") == 5 * (len(sheet.header) - 1)  # four rows and the header
-    assert r"10\%" in latex(sheet)
-    assert r"count\_init 1" in latex(sheet)
+    assert latex(table).count("&") == 5 * (len(table.header) - 1)  # four rows and the header
+    assert r"10\%" in latex(table)
+    assert r"count\_init 1" in latex(table)

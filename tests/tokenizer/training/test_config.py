@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from topovq.grid import Grid
 from topovq.neighborhood import recommended
 from topovq.tokenizer.training import TrainConfig
+from topovq.tokenizer.training.config import IDENTITY
 from topovq.tokenizer.training.loop import check_folder
 from topovq.tokenizer.training.record import RECORD_FILE
 
@@ -110,6 +111,13 @@ def test_a_run_that_is_resumed_keeps_its_neighbor_term(tmp_path: Path, told: dic
 )
 def test_the_id_changes_with_what_decides_the_result(change: dict[str, Any], same: bool) -> None:
     assert (TrainConfig(**change).resolve("cpu").run_id == TrainConfig().resolve("cpu").run_id) is same
+
+
+def test_a_new_field_identifies_a_run_or_is_said_not_to() -> None:
+    where_and_how = {"out", "workers", "device", "compile", "checkpoint_every", "keep_checkpoints", "log_every"}
+    watched = {"resume", "tensorboard", "wandb"}
+    assert {field.name for field in fields(TrainConfig)} == {*IDENTITY, *where_and_how, *watched}
+    assert TrainConfig(quantizer="ema").resolve("cpu").run_id == "ea3c598db68b"  # of runs that are on disks
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from topovq.tokenizer.models.model import (
     as_levels,
     can_be_graphed,
 )
-from topovq.tokenizer.models.peers import MissingPackage
 from topovq.tokenizer.models.registry import (
     QUANTIZERS,
     as_meant,
@@ -36,7 +35,6 @@ __all__ = [
     "VQVAE",
     "VQVAE2",
     "WEIGHTS_FILE",
-    "MissingPackage",
     "Output",
     "Tokenizer",
     "Tokens",

@@ -12,9 +12,8 @@ from topovq.neighborhood import Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, Quantizer, ResidualVQ, SoftKohonenVQ
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
 from topovq.quantizers.kohonen import drop_ignored
-from topovq.tokenizer.models.peers import PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
 
-# name -> (class, the options that make the name mean what it says)
+# name -> (class, the options that make the name mean what it says). Other modules may add quantizers when imported.
 COMMITMENT = {"commitment_weight": 0.25}
 QUANTIZERS: dict[str, tuple[type[Quantizer], dict[str, Any]]] = {
     "kohonen": (KohonenVQ, COMMITMENT),
@@ -23,13 +22,8 @@ QUANTIZERS: dict[str, tuple[type[Quantizer], dict[str, Any]]] = {
     "som-vae": (GradientVQ, COMMITMENT | {"neighborhood": "hard"}),
     "soft": (SoftKohonenVQ, COMMITMENT),
     "residual": (ResidualVQ, COMMITMENT | {"num_quantizers": 4}),
-    # Of another library, to compare with (peers.py).
-    "vqp": (PeerVQ, {"rotation_trick": False, "kmeans_init": True, "threshold_ema_dead_code": 2}),
-    "vqp-rotation": (PeerVQ, {"rotation_trick": True}),
-    "simvq": (PeerSimVQ, {}),
-    "fsq": (PeerFSQ, {}),
-    "lfq": (PeerLFQ, {}),
 }
+ADDED_BY = dict.fromkeys(("vqp", "vqp-rotation", "simvq", "fsq", "lfq"), "experiments.peers")  # beside the package
 FIXED = ("dim", "codebook_size", "accept_image_fmap", "accept_3d_fmap", "channel_last")  # what the model itself decides
 
 
@@ -72,6 +66,11 @@ def codes_of(quantizers: Iterable[Quantizer]) -> int:
 
 def check_options(kind: str, options: dict[str, Any]) -> None:
     """Refuse an unknown quantizer or option with the names that exist."""
+    if kind in ADDED_BY and kind not in QUANTIZERS:
+        raise ValueError(
+            f"quantizer {kind!r} is of another library, and its adapter is not in the package: "
+            f"`import {ADDED_BY[kind]}` first, in a clone of the repository"
+        )
     check_name("quantizer", kind, QUANTIZERS)
     known = option_names(kind)
     for name in options:

@@ -16,8 +16,13 @@ from topovq.quantizers.kohonen import REACH, make_grid
 from topovq.tokenizer.models import MODELS, Tokenizer, as_meant, check_name, check_options, spelled_out
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
-# What changes where or how a run is done and watched, but not which experiment it is.
-NOT_IN_ID = ("out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
+# What identifies a run: the fields that decide its result. The others say where and how it is done and watched.
+IDENTITY = (
+    *("data", "data_path", "image_size"),
+    *("model", "model_options", "codebook_size", "code_dim", "quantizer", "quantizer_options"),
+    *("steps", "batch_size", "learning_rate", "weight_decay", "clip", "seed"),
+    *("validate_every", "precision"),
+)
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb")
 SCHEDULED = ("kohonen", "soft")  # quantizers whose recommended neighborhood shrinks with the training
 DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4)}  # batch size and learning rate of the paper's models
@@ -47,8 +52,7 @@ class TrainConfig:
     code_dim: int = 64
     """Dimensions of a code."""
     quantizer: str = "kohonen"
-    """kohonen (KSOM), ema (EMA-VQ), gradient (VQ), som-vae, soft (differentiable KSOM) or residual; to compare with, of
-    vector-quantize-pytorch: vqp, vqp-rotation, simvq, fsq or lfq."""
+    """kohonen (KSOM), ema (EMA-VQ), gradient (VQ), som-vae, soft (differentiable KSOM) or residual."""
     quantizer_options: dict[str, Any] = field(default_factory=dict)
     """Other arguments of the quantizer, such as neighborhood=gaussian tau=0.01."""
 
@@ -159,9 +163,10 @@ class TrainConfig:
 
     @property
     def run_id(self) -> str:
-        """12 hex digits: the hash of the resolved values that decide the result."""
-        decisive = {name: value for name, value in self.as_dict().items() if name not in NOT_IN_ID}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
+        """12 hex digits: the hash of the resolved values of the fields in IDENTITY."""
+        values = self.as_dict()
+        identity = {name: values[name] for name in IDENTITY}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as JSON-able values, as the record's first line has it."""

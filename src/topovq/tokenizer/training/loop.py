@@ -25,7 +25,7 @@ from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from topovq.tokenizer.training.config import TrainConfig, told_options
+from topovq.tokenizer.training.config import IDENTITY, TrainConfig, told_options
 from topovq.tokenizer.training.cost import Cost
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import Validation
@@ -37,7 +37,6 @@ from topovq.tokenizer.training.step import Reading, TrainStep, fastest_convoluti
 from topovq.tokenizer.training.watch import UsageWatch
 
 SHOWN = 8  # validation images in TensorBoard
-MAY_DIFFER = ("steps", "out", "device", "compile", "workers", "checkpoint_every", "keep_checkpoints", "log_every")
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def check_folder(config: TrainConfig) -> RunResult | None:
     if started:
         lines = read_record(folder / RECORD_FILE)
         ours, theirs = config.as_dict(), {**lines[0], "quantizer_options": told_options(lines[0])}
-        differing = [n for n in ours if n not in MAY_DIFFER and theirs.get(n) != ours[n]]
+        differing = [n for n in IDENTITY if n != "steps" and theirs.get(n) != ours[n]]
         if differing:
             raise ValueError(
                 f"the run in {folder} was started with "

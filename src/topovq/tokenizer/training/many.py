@@ -7,12 +7,13 @@ compiled for one serves all. On the CPU, runs go to processes of their own.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from topovq.distributed import World, pick_device
 from topovq.tokenizer.data import Source
+from topovq.tokenizer.models import QUANTIZERS
 from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
@@ -129,10 +131,11 @@ def _at_once(config: TrainConfig, data_of: Callable[[TrainConfig], Source], cuda
 def _in_processes(configs: list[TrainConfig], jobs: int, progress: _Progress) -> None:
     """Runs in processes of their own, which share the machine's threads."""
     threads = max(1, torch.get_num_threads() // jobs)
+    modules = {QUANTIZERS[config.quantizer][0].__module__ for config in configs}  # some were added to the package's
     context = multiprocessing.get_context("spawn")
     with (
         StopRequest() as stop,
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(threads,)) as pool,
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(threads, modules)) as pool,
     ):
         futures = {pool.submit(_train_quietly, config): config for config in configs}
         pending = set(futures)
@@ -164,8 +167,10 @@ def _in_processes(configs: list[TrainConfig], jobs: int, progress: _Progress) ->
             raise interrupted
 
 
-def _start_worker(threads: int) -> None:
+def _start_worker(threads: int, modules: Iterable[str]) -> None:
     torch.set_num_threads(threads)
+    for name in modules:
+        importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

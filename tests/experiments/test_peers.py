@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.peers import FSQ_LEVELS, MissingPackage, Peer, fsq_levels
 from topovq.cli import main
 from topovq.tokenizer.atlas import charts, map_picture
-from topovq.tokenizer.models import VQVAE, VQVAE2, MissingPackage, build_quantizer, check_options, load_pretrained
-from topovq.tokenizer.models.peers import FSQ_LEVELS, Peer, fsq_levels
+from topovq.tokenizer.data import Source
+from topovq.tokenizer.models import VQVAE, VQVAE2, build_quantizer, check_options, load_pretrained
 from topovq.tokenizer.tokens import decode, encode
 from topovq.tokenizer.training import TrainConfig, info, read_record, train
 from topovq.tokenizer.training.evaluate import count_tokens
@@ -226,37 +229,24 @@ def test_autocast_does_not_make_them_coarser(kind: str) -> None:
 # In a model and a run
 
 
-class Waves:
+class Waves(Source):
     """16 smooth 8x8 images for training and 8 for validation."""
 
-    name, size = "waves", 8
-    mean, std = (127.5,) * 3, (64.0,) * 3
-
     def __init__(self) -> None:
+        super().__init__("waves", 8, ((127.5,) * 3, (64.0,) * 3), np.arange(8), train_images=16)
         coarse = torch.rand(24, 3, 2, 2, generator=torch.Generator().manual_seed(0)) * 255
         images = torch.nn.functional.interpolate(coarse, size=(8, 8), mode="bilinear").to(torch.uint8)
         self.images, self.held_out = images[:16], images[16:]
 
-    def describe(self) -> dict[str, Any]:
-        return {"name": self.name}
-
-    def resident(self) -> Tensor:
+    def resident(self) -> Tensor | None:
         return self.images
 
-    def indices(self, i: int, batch_size: int, seed: int) -> Tensor:
-        return torch.randint(16, (batch_size,), generator=torch.Generator().manual_seed(seed + 1_000 * i))
+    def _train(self, batch_size: int, rows: range, seed: int, start: int) -> Generator[Tensor, None, None]:
+        for i in itertools.count(start):
+            yield self.images[self.indices(i, batch_size, seed)[rows.start : rows.stop]]
 
-    def train(
-        self, batch_size: int, *, seed: int, start: int = 0, rank: int = 0, world_size: int = 1
-    ) -> Iterator[Tensor]:
-        while True:
-            yield self.images[self.indices(start, batch_size, seed)]
-            start += 1
-
-    def validation(
-        self, batch_size: int, *, rank: int = 0, world_size: int = 1, part: str | None = None
-    ) -> Iterator[Tensor]:
-        yield from self.held_out.split(batch_size)
+    def _validation(self, indices: np.ndarray, batch_size: int) -> Generator[Tensor, None, None]:
+        yield from self.held_out[indices].split(batch_size)
 
 
 def config(out: Path, kind: str, **changes: Any) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""`topovq reproduce` from the command line to the table, in seconds."""
+"""`python -m experiments` from the command line to the table, in seconds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from pathlib import Path
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.library import Found
+from experiments.__main__ import main
+from experiments.records import Record
 from experiments.specs import cells
-from topovq.cli import main
+from topovq.cli import main as topovq
 from topovq.tokenizer.training import read_record
 
-QUICK = ["reproduce", "sensitivity", "--quick", "--seeds", "1", "--steps", "40", "--jobs", "1"]
+ROOT = Path(__file__).parents[2]
+QUICK = ["sensitivity", "--quick", "--seeds", "1", "--steps", "40", "--jobs", "1"]
 
 
-def reproduce(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def experiments(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command run in this process."""
     code = 0
     try:
@@ -37,7 +39,7 @@ def reproduce(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 
 def curves(runs: Path) -> dict[str, list[dict]]:
     """The validations of every finished run by its id, without timing."""
-    found = [Found(path) for path in sorted(runs.glob("*/record.jsonl"))]
+    found = [Record(path, read_record(path)) for path in sorted(runs.glob("*/record.jsonl"))]
     assert all(record.finished for record in found)
     return {record.config["id"]: record.validations() for record in found}
 
@@ -89,7 +91,7 @@ def test_what_is_done_is_not_done_again(whole: Path, tmp_path: Path, capsys: pyt
     shutil.rmtree(moved)
     before = {path: path.read_bytes() for path in runs.glob("*/record.jsonl")}
     where = ["--runs", str(runs), "--records", str(records), "--out", str(tmp_path / "out")]
-    code, out, err = reproduce(capsys, *QUICK, *where, "--format", "csv")
+    code, out, err = experiments(capsys, *QUICK, *where, "--format", "csv")
     assert code == 0
     assert "4 runs are needed; 4 of them are done already" in err
     assert {path: path.read_bytes() for path in runs.glob("*/record.jsonl")} == before
@@ -98,15 +100,15 @@ def test_what_is_done_is_not_done_again(whole: Path, tmp_path: Path, capsys: pyt
 
 def test_render_only_runs_nothing(tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--out", str(tmp_path / "out"), "--render-only"]
-    code, out, err = reproduce(capsys, *QUICK, *where, "--runs", str(tmp_path / "runs"))
+    code, out, err = experiments(capsys, *QUICK, *where, "--runs", str(tmp_path / "runs"))
     assert (code, out) == (2, "")
     assert (
-        err.startswith("topovq: there is no finished run")
+        err.startswith("python -m experiments: there is no finished run")
         or "missing: ema count_init=0 update_empty=no (seed 0)" in err
     )
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-    code, out, _ = reproduce(capsys, *QUICK, *where, "--runs", str(whole / "runs"), "--format", "markdown")
+    code, out, _ = experiments(capsys, *QUICK, *where, "--runs", str(whole / "runs"), "--format", "markdown")
     assert code == 0
     assert out == (whole / "out" / "sensitivity-photos.md").read_text()
 
@@ -117,8 +119,10 @@ def test_an_interrupted_and_resumed_sweep_gives_the_same_records(
     runs = tmp_path / "runs"
     where = ["--runs", str(runs), "--out", str(tmp_path / "out")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "topovq", *QUICK, *where]
-    process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "experiments", *QUICK, *where]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     while not any(len(read_record(path)) > 1 for path in runs.glob("*/record.jsonl")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
@@ -126,9 +130,9 @@ def test_an_interrupted_and_resumed_sweep_gives_the_same_records(
     _, err = process.communicate(timeout=120)
     assert process.returncode == 143, err
     assert "the same command continues" in err
-    records = [Found(path) for path in runs.glob("*/record.jsonl")]
+    records = [Record(path, read_record(path)) for path in runs.glob("*/record.jsonl")]
     assert not all(record.finished for record in records) or len(records) < 4, "all was over before the signal"
-    code, _, _ = reproduce(capsys, *QUICK, *where)
+    code, _, _ = experiments(capsys, *QUICK, *where)
     assert code == 0
     assert curves(runs) == curves(whole / "runs")
 
@@ -139,7 +143,8 @@ def test_an_interrupted_and_resumed_sweep_gives_the_same_records(
         (["mian"], "did you mean 'main'?"),
         (["main", "--seeds", "0"], "seeds=0 must be at least 1"),
         (["main", "--batch-size", "0"], "batch_size=0 must be at least 1"),
-        (["main", "--codebooks", "512"], "codebooks=[512] goes with 'scale', not with 'main'"),
+        (["main", "--codebooks", "512"], "codebooks=[512] goes with 'scale'; the table 'main' has one size"),
+        (["map", "--codebooks", "512"], "codebooks=[512] goes with 'scale', not with 'map'"),
         (["sensitivity", "--dataset", "imagenet"], "it has them for cifar10"),
         (["main", "--records", "nowhere"], "there is no folder of records at nowhere"),
     ],
@@ -152,7 +157,7 @@ def test_a_mistake_is_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = reproduce(capsys, "reproduce", *arguments)
+    code, out, err = experiments(capsys, *arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
@@ -168,11 +173,11 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
         write_record(tmp_path / "records" / f"{cell.method}.jsonl", lines)
     where = ["--runs", str(tmp_path / "runs"), "--records", str(tmp_path / "records"), "--out", str(tmp_path / "out")]
     options = ["--dataset", "celebahq_afhq", "--steps", "2000", "--seeds", "1", "--render-only"]
-    code, _, err = reproduce(capsys, "reproduce", "main", *options, *where, "--partial")
+    code, _, err = experiments(capsys, "main", *options, *where, "--partial")
     assert (code, "batch_size=16 instead of 128" in err) == (2, True)
     options += ["--batch-size", "16"]
-    assert reproduce(capsys, "reproduce", "main", *options, *where)[0] == 2
-    code, out, _ = reproduce(capsys, "reproduce", "main", *options, *where, "--partial", "--format", "csv")
+    assert experiments(capsys, "main", *options, *where)[0] == 2
+    code, out, _ = experiments(capsys, "main", *options, *where, "--partial", "--format", "csv")
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [(row["n"], row["ours_loss_mean"], row["paper_loss_mean"]) for row in rows] == [
@@ -189,16 +194,17 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
 
 def test_a_figure_is_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    code, _, err = reproduce(capsys, "reproduce", "neighborhoods", *where)
+    code, _, err = experiments(capsys, "neighborhoods", *where)
     assert code == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"neighborhoods.png", "neighborhoods.svg"}
     assert "neighborhoods.svg" in err
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = reproduce(capsys, "reproduce", "--help")
+    code, out, _ = experiments(capsys, "--help")
     assert code == 0
-    assert "topovq reproduce main --quick" in out
+    assert "python -m experiments main --quick" in out
+    assert "shift-psnr      measured: PSNR" in out
     for name in (
         "--dataset",
         "--seeds",
@@ -213,19 +219,8 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in out
 
 
-def test_tables_need_neither_matplotlib_nor_the_command_line() -> None:
-    code = """
-import sys
-for name in ("matplotlib", "tyro", "sklearn"):
-    sys.modules[name] = None
-from pathlib import Path
-from experiments.reproduce import Request, reproduce
-try:
-    reproduce("main", Request(quick=True, render_only=True, runs=Path("nowhere")))
-except ValueError as error:
-    assert "main on photos" in str(error)
-else:
-    raise AssertionError("there are no records here")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_the_old_command_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        topovq(["reproduce", "main", "--quick"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("topovq: reproduce is now `python -m experiments NAME`")

@@ -1,5 +1,7 @@
 """Quantizers of another library behind the interface of ours, so that one model, optimizer and loop train them all.
 
+Importing this module gives them names, which configurations and run folders use:
+
     vqp           VectorQuantize at its best recipe: straight-through, decay 0.99, k-means start, codes that expire
     vqp-rotation  VectorQuantize as it comes, with the rotation trick, and decay 0.99
     simvq         SimVQ: the codes are a learned linear image of fixed random vectors; straight-through
@@ -27,6 +29,8 @@ from topovq.codebook import Codebook
 from topovq.grid import check_range
 from topovq.ops.update import NEVER, follow_use
 from topovq.quantizers import Quantized, Quantizer
+from topovq.tokenizer.models import QUANTIZERS
+from topovq.tokenizer.training import MissingExtra
 
 PACKAGE = "vector-quantize-pytorch"
 # Levels that the FSQ paper recommends, and those that give a power of 2 exactly.
@@ -41,8 +45,11 @@ FSQ_LEVELS = {
 }
 
 
-class MissingPackage(ImportError):
-    """A package that is not among the requirements is needed; the message says how to install it."""
+class MissingPackage(MissingExtra):
+    """The other library is not installed; the message says how to install it."""
+
+    def __init__(self) -> None:
+        ImportError.__init__(self, f"{PACKAGE} is not installed; install it with: pip install {PACKAGE}")
 
 
 def their(name: str) -> Any:
@@ -50,7 +57,7 @@ def their(name: str) -> Any:
     try:
         return getattr(importlib.import_module("vector_quantize_pytorch"), name)
     except ImportError as error:
-        raise MissingPackage(f"{PACKAGE} is not installed; install it with: pip install {PACKAGE}") from error
+        raise MissingPackage from error
 
 
 class Peer(Quantizer):
@@ -311,3 +318,13 @@ def fsq_levels(codebook_size: int) -> tuple[int, ...]:
         for levels in itertools.combinations_with_replacement((8, 7, 6, 5, 4, 3), number)
     ]
     return min(found, key=lambda levels: (abs(math.log(math.prod(levels) / codebook_size)), len(levels)))
+
+
+PEERS: dict[str, tuple[type[Quantizer], dict[str, Any]]] = {
+    "vqp": (PeerVQ, {"rotation_trick": False, "kmeans_init": True, "threshold_ema_dead_code": 2}),
+    "vqp-rotation": (PeerVQ, {"rotation_trick": True}),
+    "simvq": (PeerSimVQ, {}),
+    "fsq": (PeerFSQ, {}),
+    "lfq": (PeerLFQ, {}),
+}
+QUANTIZERS.update(PEERS)

@@ -1,0 +1,364 @@
+"""The paper's tables from records alone: ours, theirs, n, and the difference in standard errors; and their formats.
+
+A table is made of the runs its spec names, looked up by configuration. Runs that are missing, and runs that are there
+but were done otherwise, are refused by name; a partial table leaves them out and says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Drawn
+
+from experiments.records import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, some
+from experiments.specs import (
+    COLUMNS,
+    IMAGES,
+    KEYS,
+    MEASURES,
+    PAPER_STEPS,
+    QUICK,
+    Cell,
+    Options,
+    cells,
+    other_data,
+)
+
+NAMES = {"loss": "loss", "steps10": "+10%", "steps20": "+20%"}
+
+
+class IncompleteTable(ValueError):
+    """Runs of a table are missing or do not go together; the message names them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell with the runs found for it."""
+
+    cell: Cell
+    steps: int
+    runs: list[Record]
+
+    @property
+    def n(self) -> int:
+        return len(self.runs)
+
+    def ours(self) -> dict[str, Spread | None]:
+        """Best loss in 1e-3, and thousands of steps to within 10% and 20% of it."""
+        return {
+            "loss": Spread.of([1e3 * run.best for run in self.runs]),
+            "steps10": Spread.of([run.steps_to(1.1) / 1e3 for run in self.runs]),
+            "steps20": Spread.of([run.steps_to(1.2) / 1e3 for run in self.runs]),
+        }
+
+    def paper(self) -> dict[str, Spread | None]:
+        """The paper's figures, where it has them."""
+        told = self.cell.paper or {}
+        return {
+            measure: Spread(float(told[mean]), float(told[std]), int(told["seeds"])) if told.get(mean) else None
+            for measure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2])
+        }
+
+
+def rows_of(table: str, options: Options, records: Records) -> tuple[list[Row], list[str]]:
+    """Every cell of a table with its runs, and notes on what is lacking.
+
+    Without --partial anything that is lacking raises IncompleteTable, but for rows that nobody has run yet.
+    """
+    rows, missing, pending, otherwise = [], [], [], []
+    for cell in cells(table, options.dataset, options.codebooks):
+        runs, lacking = [], []
+        for seed in cell.seeds(options.seeds_of(table)):
+            config = cell.config(seed, options.steps, batch_size=options.batch_size)
+            found = records.finished(config)
+            if found is not None:
+                runs.append(found)
+                continue
+            lacking.append(seed)
+            instead = records.instead(config)
+            if instead:
+                otherwise.append(f"{cell.name} seed {seed}: {instead}")
+        if cell.pending and not runs:
+            pending.append(cell.name)
+        elif lacking:
+            missing.append(f"{cell.name} (seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))})")
+        rows.append(Row(cell, cell.config(0, options.steps).steps, runs))
+    problems = {
+        "missing": missing,
+        "left out, since they were run otherwise": otherwise,
+        "mixed": mixtures(run for row in rows for run in row.runs),
+    }
+    notes = check_whole(table, options, problems, any(row.runs for row in rows))
+    return rows, [*notes, *([f"Not measured yet: {some(pending)}."] if pending else [])]
+
+
+def check_whole(table: str, options: Options, problems: dict[str, list[str]], anything: bool) -> list[str]:
+    """Refuse a table of which something is lacking; notes that say what, where a partial one was asked for."""
+    said = [f"{what}: {some(names)}" for what, names in problems.items() if names]
+    where = f"{table} on {options.dataset}"
+    if said and not options.partial:
+        raise IncompleteTable(
+            f"the table {where} is not whole; {'; '.join(said)}. Without --render-only what is missing is run; "
+            "--partial shows what is there"
+        )
+    if not anything:
+        raise IncompleteTable(f"there is no finished run of {where}; {'; '.join(said)}")
+    return [f"PARTIAL: {problem}." for problem in said]
+
+
+def make_table(table: str, options: Options, records: Records) -> Table:
+    """One of the paper's tables for one data set, from records; rows without any run are in the CSV alone."""
+    rows, notes = rows_of(table, options, records)
+    shown = [row for row in rows if row.runs]
+    return Table(
+        name=f"{table}-{options.dataset}",
+        title=_title(table, options.dataset, shown),
+        notes=[*notes, *_notes(shown)],
+        **_for_people(shown),
+        columns=[*KEYS, "n", "steps", *(f"{whose}_{name}" for whose in ("ours", "paper") for name in COLUMNS), *FACTS],
+        values=[_values(row) for row in rows],
+    )
+
+
+def _values(row: Row) -> list[str]:
+    """The row of the CSV; the paper's numbers as it prints them."""
+    ours = [number for spread in row.ours().values() for number in mean_and_std(spread)]
+    paper = [(row.cell.paper or {}).get(name, "") for name in COLUMNS]
+    return [*row.cell.key, str(row.n), str(row.steps), *ours, *paper, *facts(row.runs).values()]
+
+
+def _for_people(rows: list[Row]) -> dict[str, list]:
+    """Header and rows without columns that are empty or say the same in every row."""
+    columns: dict[str, list[str]] = {name: [getattr(row.cell, name) for row in rows] for name in _telling(rows)}
+    columns["n"] = [str(row.n) for row in rows]
+    ours, paper = [row.ours() for row in rows], [row.paper() for row in rows]
+    for measure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2]):
+        columns[f"{NAMES[measure]} ours"] = [
+            found.show(_digits(measure, row)) if (found := mine[measure]) else "" for mine, row in zip(ours, rows)
+        ]
+        told = [row.cell.paper or {} for row in rows]
+        columns[f"{NAMES[measure]} paper"] = [f"{t[mean]} ± {t[std]}" if t.get(mean) else "" for t in told]
+        if not _other_images(rows):
+            columns[f"{NAMES[measure]} diff/SE"] = [_difference(m[measure], p[measure]) for m, p in zip(ours, paper)]
+    columns = {name: texts for name, texts in columns.items() if any(texts)}
+    return {"header": list(columns), "rows": [list(texts) for texts in zip(*columns.values())]}
+
+
+def _digits(measure: str, row: Row) -> int:
+    if measure == "loss":
+        best = row.ours()["loss"]
+        return 3 if best is not None and best.mean < 10 else 2
+    return 1 if row.cell.setting.validate_every >= 1_000 else 2
+
+
+def _difference(ours: Spread | None, paper: Spread | None) -> str:
+    if ours is None or paper is None:
+        return ""
+    errors = ours.standard_errors_from(paper)
+    return "" if errors is None else f"{errors:+.1f}"
+
+
+def _apart(row: Row, telling: Sequence[str]) -> str:
+    """The measures that are more than two standard errors from the paper's, after what tells the row from others."""
+    far = [
+        f"{NAMES[measure]} {_difference(ours, paper)}"
+        for (measure, ours), paper in zip(row.ours().items(), row.paper().values())
+        if ours and paper and abs(ours.standard_errors_from(paper) or 0) > 2
+    ]
+    words = [text for name in telling if (text := getattr(row.cell, name)) not in ("", "none")]
+    return f"{' '.join(words)} ({', '.join(far)})" if far else ""
+
+
+def _telling(rows: Sequence[Row]) -> list[str]:
+    """The key columns that differ between rows (a method's name always does, in words)."""
+    return [n for n in KEYS[2:] if n == "method" or len({getattr(row.cell, n) for row in rows} - {""}) > 1]
+
+
+def _title(table: str, dataset: str, rows: list[Row]) -> str:
+    shared = []
+    for name in KEYS[3:]:
+        texts = {getattr(row.cell, name) for row in rows} - {""}
+        if len(texts) == 1:
+            shared.append(f"{name} {texts.pop()}")
+    every = rows[0].cell.setting.validate_every
+    over = "mean ± standard deviation over n seeds" if any(row.n > 1 for row in rows) else "one seed"
+    return (
+        f"Table {table}, {dataset}: best validation loss (1e-3), and thousands of steps to within 10% and 20% of it; "
+        f"{over}, {rows[0].steps:,} steps, validated every {every:,}"
+        + (f"; {', '.join(shared)}" if shared else "")
+        + "."
+    )
+
+
+def _notes(rows: list[Row]) -> list[str]:
+    """What a reader must know besides: what is less than the paper's, which formula a row has, what differs."""
+    notes = []
+    dataset, other = rows[0].cell.dataset, _other_images(rows)
+    if other:
+        notes.append(
+            f"Not the paper's data: {_listed(other)} training images, about {IMAGES[dataset]:,} there. The comparison "
+            "is between our methods; the paper's numbers are of other data, so no difference from them is given."
+        )
+    seeds = [(row.n, int(row.cell.paper["seeds"])) for row in rows if row.cell.paper]
+    if any(n < theirs for n, theirs in seeds):
+        ours, paper = map(_range, zip(*seeds))
+        notes.append(f"Fewer seeds than the paper: {ours} a cell, {paper} there.")
+    steps, quick = rows[0].steps, dataset == QUICK
+    if steps < PAPER_STEPS:
+        notes.append(f"Fewer steps than the paper: {steps:,}, {PAPER_STEPS:,} there.")
+    batch, usual = rows[0].runs[0].config["batch_size"], rows[0].cell.setting.batch_size
+    if batch != usual:
+        whose, where = ("the quick version's", "usually") if quick else ("the paper's", "there")
+        notes.append(f"{'Smaller' if batch < usual else 'Larger'} batches than {whose}: {batch:,}, {usual:,} {where}.")
+    if quick:
+        notes.append(
+            "This is the quick version: a small model on the photographs that come with the package, to see the "
+            "machinery at work; its numbers have no counterpart in the paper."
+        )
+    if not other and (images := _images(rows)):
+        notes.append(f"Trained on {_listed(images)} images.")
+    if any(name.endswith("diff/SE") for name in _for_people(rows)["header"]):
+        notes.append(
+            "diff/SE: (ours - paper) / sqrt(s1²/n1 + s2²/n2), with means, standard deviations and seeds of both."
+        )
+    if {"gaussian", "exponential"} & {row.cell.neighborhood for row in rows}:
+        notes.append("gaussian is the paper's formula, exponential the one in its authors' code.")
+    if any(row.cell.key[1:3] == ("cifar10", "ema") and row.cell.count_init == "0" for row in rows):
+        notes.append("The paper's ema rows with count_init 0 are of ten seeds that it calls good; ours are not chosen.")
+    if any(row.cell.method.startswith("som-vae") for row in rows):
+        notes.append(
+            "som-vae pulls neighbors toward the winning code, as the authors' code does, by squared distances that are "
+            "summed over dimensions, with the weight 0.1 that their last sweep appears to use. "
+            "som-vae-TARGET-mean-WEIGHT pulls them toward the target it names, by the mean over dimensions: with "
+            f"{rows[0].cell.setting.code_dim} of them, a weight has 1/{rows[0].cell.setting.code_dim} of the effect."
+        )
+    apart = [] if other else [text for row in rows if (text := _apart(row, _telling(rows)))]
+    if apart:
+        notes.append(f"More than two standard errors from the paper: {'; '.join(apart)}.")
+    configs = [run.config for row in rows for run in row.runs]
+    hardware = sorted({config["hardware"] for config in configs if config.get("hardware")})
+    if hardware:
+        notes.append(f"Run on {', '.join(hardware)}.")
+    return notes
+
+
+def _images(rows: Sequence[Row]) -> list[int]:
+    """The numbers of training images that the records tell of."""
+    told = {run.config.get("source_train_images") for row in rows for run in row.runs}
+    return sorted(number for number in told if number)
+
+
+def _other_images(rows: Sequence[Row]) -> list[int]:
+    """Those that are not the paper's."""
+    return [number for number in _images(rows) if other_data(rows[0].cell.dataset, number)]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " or ".join(f"{number:,}" for number in numbers)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """`3`, or `2 to 3` where they differ."""
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+# Formats
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table shows.
+
+    title, notes    the caption: what the figures are, then a sentence each on what a reader must know
+    header, rows    for people: what all rows share is in the title, ours beside the paper's
+    columns, values for programs: the columns of the CSV file
+    """
+
+    name: str
+    title: str
+    notes: list[str]
+    header: list[str]
+    rows: list[list[str]]
+    columns: list[str]
+    values: list[list[str]]
+
+    @property
+    def caption(self) -> str:
+        return " ".join([self.title, *self.notes])
+
+
+def terminal(table: Table) -> str:
+    """With lines between the columns, as wide as it needs to be."""
+    drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name, texts in zip(table.header, zip(*table.rows)):
+        stacked = "\n".join(name.rsplit(" ", 1))  # "loss ours" as two lines: numbers are narrower than their names
+        drawn.add_column(stacked, justify="right" if any(map(_is_number, texts)) else "left", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*row)
+    wide = Console(file=io.StringIO(), width=500, force_terminal=Console().is_terminal)
+    wide.print(drawn)
+    assert isinstance(wide.file, io.StringIO)
+    lines = [line.rstrip() for line in wide.file.getvalue().splitlines()]
+    return "\n".join([table.title, "\n".join(lines).strip("\n"), *table.notes]) + "\n"
+
+
+def markdown(table: Table) -> str:
+    """A pipe table below its title, the notes below it."""
+    right = [any(map(_is_number, texts)) for texts in zip(*table.rows)]
+    rule = ["--:" if to_the_right else "---" for to_the_right in right]
+    lines = ["| " + " | ".join(row) + " |" for row in (table.header, rule, *table.rows)]
+    notes = [f"- {note}" for note in table.notes]
+    return "\n".join([f"**{table.title}**", "", *lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """The columns for programs; nothing but rows, so the caption is not in it."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table.columns, *table.values])
+    return text.getvalue()
+
+
+def latex(table: Table) -> str:
+    """A table environment (with booktabs' rules)."""
+    columns = "".join("r" if any(map(_is_number, texts)) else "l" for texts in zip(*table.rows))
+    rows = [" & ".join(map(_escape, row)) + r" \\" for row in (table.header, *table.rows)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_escape(table.caption)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            rows[0],
+            r"\midrule",
+            *rows[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "terminal": terminal,
+    "markdown": markdown,
+    "csv": as_csv,
+    "latex": latex,
+}
+
+LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "²": r"$^2$", "<": "$<$", ">": "$>$", "~": r"\textasciitilde{}"}
+LATEX |= {character: "\\" + character for character in "&%$#_{}"}
+
+
+def _escape(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() or text[:2] in ("+0", "-0") or (text[:1] in "+-" and text[1:2].isdigit())
