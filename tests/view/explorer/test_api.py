@@ -314,7 +314,7 @@ def test_mistakes_on_the_command_line(
 
 
 def test_every_request_is_documented(client: TestClient) -> None:
-    documented = (Path(__file__).parents[3] / "docs" / "explorer.md").read_text()
+    documented = (Path(__file__).parents[3] / "docs" / "reference" / "view.md").read_text()
     for path, methods in client.get("/api/openapi.json").json()["paths"].items():
         for method in methods:
             assert f"`{method.upper()} {path}`" in documented
