@@ -39,6 +39,8 @@ class Library(NamedTuple):
     """The replacement, given KohonenVQ's arguments that come before the settings found."""
     check_owner: Callable[[nn.Module], None] = _anything_goes
     """Called with every module that may hold a quantizer; raises where it uses one as no replacement can be used."""
+    finish_owner: Callable[[nn.Module], None] = _anything_goes
+    """Called with every module once all its quantizers were replaced, or restored: ties what they share."""
 
     def is_one(self, module: nn.Module) -> bool:
         return type(module).__name__ == self.class_name and self.matches(module)
