@@ -97,6 +97,13 @@ def test_options_come_first():
     assert model.b.accept_image_fmap
 
 
+@pytest.mark.parametrize("metric", ["dot", "euclidean", "cosine"])
+def test_a_metric_comes_before_the_one_found(metric):
+    model = Holder(vq=trained(use_cosine_sim=True))
+    replace_quantizers(model, metric=metric)
+    assert model.vq.codebook_of(0).metric == metric
+
+
 def test_codes_that_followed_the_gradient_follow_the_rule():
     model = Holder(vq=VectorQuantize(DIM, SIZE, learnable_codebook=True, ema_update=False))
     replace_quantizers(model)

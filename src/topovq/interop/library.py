@@ -23,6 +23,15 @@ from torch import Tensor, nn
 Options = dict[str, Any]
 
 
+METRIC = {"metric", "use_cosine_sim"}  # two arguments that decide the same
+
+
+def given_first(options: Options, found: Options) -> Options:
+    """KohonenVQ's arguments: `options`, and of what was `found` in a module all that they leave open."""
+    decided = {*options, *(METRIC if METRIC & options.keys() else ())}
+    return {**{name: value for name, value in found.items() if name not in decided}, **options}
+
+
 def _anything_goes(module: nn.Module) -> None:
     return None
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from topovq.interop.library import Library, Options, Original, Replacement, package
+from topovq.interop.library import Library, Options, Original, Replacement, given_first, package
 from topovq.interop.states import Layout, State, below, export_statistics, fill, listed, statistics
 from topovq.quantizers.arguments import ADVICE, RESIDUAL_ADVICE, refuse_arguments
 from topovq.quantizers.kohonen import KohonenVQ
@@ -92,7 +92,7 @@ def from_vector_quantize_pytorch(source: nn.Module | State, *, prefix: str | Non
 
 def convert_vector_quantize(module: nn.Module, kind: type[Kind], options: Options) -> Kind:
     """A `kind` of KohonenVQ with the state, the settings and the mode of a `VectorQuantize`."""
-    options = {**_settings(module, options), **options}
+    options = given_first(options, _settings(module, options))
     return _from_vector_quantize_state(module.state_dict(), "", kind, options).train(module.training)
 
 
