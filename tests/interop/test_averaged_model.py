@@ -46,6 +46,14 @@ def test_with_buffers_the_codes_are_averaged_too():
     assert not averaged.module.vq.codebooks[0].frozen.any()
 
 
+def test_with_buffers_torchs_default_average_fails_on_bools():
+    model = Autoencoder()
+    averaged = AveragedModel(model, use_buffers=True)
+    averaged.update_parameters(model)  # copies
+    with pytest.raises(RuntimeError, match="bool"):
+        averaged.update_parameters(model)
+
+
 @pytest.mark.parametrize("use_buffers", [False, True])
 def test_evaluating_the_copy_moves_nothing_and_a_loaded_one_gives_the_same_tokens(use_buffers):
     model, averaged, _ = trained("ema", use_buffers)

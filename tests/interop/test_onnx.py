@@ -43,6 +43,13 @@ def test_an_encoder_gives_the_same_tokens(name, tmp_path):
         assert torch.allclose(loss, expected[2])
 
 
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_training_mode_is_refused_with_advice(name):
+    encoder, image = ImageEncoder(QUANTIZERS[name]()).train(), torch.randn(2, 3, 16, 16)
+    with pytest.raises(Exception, match=r"met a layer in training mode.*call \.eval\(\) on the model first"):
+        torch.onnx.export(encoder, (image,), dynamo=True, verbose=False)
+
+
 @pytest.mark.parametrize("size", [7, 50, 4100])
 def test_equal_codes_are_a_tie_that_the_lowest_wins(size, tmp_path):
     torch.manual_seed(0)

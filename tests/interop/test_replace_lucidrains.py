@@ -9,7 +9,7 @@ from torch import nn
 from vector_quantize_pytorch import GroupedResidualVQ, HierarchicalVQ, RandomProjectionQuantizer, VectorQuantize
 from vector_quantize_pytorch import ResidualVQ as PeerResidualVQ
 
-from topovq import KohonenVQ, export_quantizers
+from topovq import KohonenVQ, ResidualVQ, export_quantizers
 from topovq.convert import replace_quantizers
 from topovq.quantizers.extras import Extras
 
@@ -95,6 +95,13 @@ def test_options_come_first():
         assert vq.codebook_of(0).decay == 0.7
         assert not vq.rotation_trick
     assert model.b.accept_image_fmap
+
+
+@pytest.mark.parametrize("metric", ["dot", "euclidean", "cosine"])
+def test_a_metric_comes_before_the_one_found(metric):
+    model = Holder(vq=trained(use_cosine_sim=True))
+    replace_quantizers(model, metric=metric)
+    assert model.vq.codebook_of(0).metric == metric
 
 
 def test_codes_that_followed_the_gradient_follow_the_rule():
@@ -227,19 +234,22 @@ def test_a_dead_code_threshold_stays_a_count_or_is_restated(given, expected):
 
 
 @pytest.mark.parametrize(
-    "option",
-    [
-        {"shared_codebook": True},
-        {"implicit_neural_codebook": True},
-        {"diveq": True},
-        {"beam_size": 2},
-    ],
-    ids=lambda option: next(iter(option)),
+    ("option", "advice"),
+    [("implicit_neural_codebook", "more quantizers"), ("diveq", r"topovq\.ResidualVQ\(.*diveq=True\).*`codebook`")],
 )
-def test_residual_options_without_counterpart_are_named(option):
-    peer = PeerResidualVQ(dim=DIM, num_quantizers=2, codebook_size=SIZE, **option)
-    with pytest.raises(TypeError, match=f"ResidualVQ: {next(iter(option))}"):
+def test_residual_options_without_counterpart_are_named(option, advice):
+    peer = PeerResidualVQ(dim=DIM, num_quantizers=2, codebook_size=SIZE, **{option: True})
+    with pytest.raises(TypeError, match=f"ResidualVQ: {option}=True is not supported; .*{advice}"):
         replace_quantizers(peer)
+
+
+def test_codes_are_carried_over_as_the_advice_says():
+    peer = PeerResidualVQ(dim=DIM, num_quantizers=2, codebook_size=SIZE, diveq=True).eval()
+    rvq = ResidualVQ(DIM, SIZE, 2, diveq=True).eval()
+    for ours, theirs in zip(rvq.quantizers, peer.layers):
+        ours.codebook = theirs.codebook
+    x = torch.randn(2, 20, DIM)
+    assert torch.equal(rvq(x).indices, peer(x)[1])
 
 
 def test_models_that_cannot_be_served_say_so():

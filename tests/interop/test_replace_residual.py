@@ -6,17 +6,25 @@ from there_and_back import assert_exported, assert_runs_without_topovq
 from torch import nn
 from vector_quantize_pytorch import GroupedResidualVQ, ResidualVQ, VectorQuantize
 
+import topovq
 from topovq import KohonenVQ
 from topovq.convert import export_quantizers, replace_quantizers
 
 SIZE, DIM, LAYERS = 16, 8, 3
+FOLLOW_THE_RULE = {"learnable_codebook": False, "ema_update": True}  # as what is replaced does
 
 KINDS = [
     (ResidualVQ, {}),
     (ResidualVQ, {"codebook_dim": 4}),
     (ResidualVQ, {"codebook_size": (16, 8, 4)}),
     (ResidualVQ, {"use_cosine_sim": True, "rotation_trick": False}),
+    (ResidualVQ, {"shared_codebook": True}),
+    (ResidualVQ, {"shared_codebook": True, "use_cosine_sim": True, "threshold_ema_dead_code": 2}),
+    (ResidualVQ, {"shared_codebook": True, "learnable_codebook": True, "ema_update": False}),
+    (ResidualVQ, {"beam_size": 1, "eval_beam_size": 3}),
+    (ResidualVQ, {"beam_size": 2, "shared_codebook": True}),
     (GroupedResidualVQ, {"groups": 2}),
+    (GroupedResidualVQ, {"groups": 2, "shared_codebook": True}),
 ]
 
 
@@ -82,6 +90,57 @@ def test_the_encoder_learns_as_it_did_and_the_codes_by_the_rule(dropped):
     assert all(used) != dropped
     moved = [not torch.equal(layer.codebook, codes) for layer, codes in zip(layers_of(model), before)]
     assert moved == used
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cosine_sim": True}, {"learnable_codebook": True, "ema_update": False}])
+def test_a_shared_codebook_stays_one_and_learns_as_ours_does(options):
+    """Theirs keeps a share of each layer's statistics in turn; the rule here is one update from all vectors."""
+    model = make(ResidualVQ, {"shared_codebook": True, **options})
+    rvq = model["rvq"]
+    rvq.quantize_dropout = False
+    replace_quantizers(model, neighborhood="none", decay=0.9)
+    first, *rest = layers_of(model)
+    assert all(layer.codebook_of(0) is first.codebook_of(0) for layer in rest)
+    ours = topovq.ResidualVQ(
+        DIM, SIZE, LAYERS, shared_codebook=True, neighborhood="none", decay=0.9, **{**options, **FOLLOW_THE_RULE}
+    )
+    ours.layers[0].codebooks.load_state_dict(first.codebooks.state_dict())
+    model.train()
+    for _ in range(3):
+        x = torch.randn(2, 20, DIM)
+        assert torch.equal(rvq(x)[1], ours(x).indices)
+        torch.testing.assert_close(rvq.codebooks, ours.codebooks)
+    assert first.step == 3
+    rvq(torch.randn(2, 20, DIM), freeze_codebook=True)
+    assert first.step == 3
+    torch.testing.assert_close(rvq.codebooks, ours.codebooks, rtol=0, atol=0)
+    export_quantizers(model)
+    first, *rest = layers_of(model)
+    assert all(layer._codebook is first._codebook for layer in rest)
+    torch.testing.assert_close(rvq.codebooks, ours.codebooks)
+
+
+def test_dead_codes_of_a_shared_codebook_revive():
+    model = make(ResidualVQ, {"shared_codebook": True, "threshold_ema_dead_code": 2})
+    replace_quantizers(model, neighborhood="none")
+    vq = layers_of(model)[0]
+    vq.codebook = torch.cat([vq.codebook[:-1], torch.full((1, DIM), 1e3)])
+    vq.codebook_of(0).counts[-1] = 1.0
+    model.train()["rvq"](torch.randn(2, 20, DIM))
+    assert vq.codebook.abs().max() < 100
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_beams_under_a_mask(training):
+    model = make(ResidualVQ, {"beam_size": 3})
+    rvq, x, mask = model["rvq"], torch.randn(2, 20, DIM), torch.rand(2, 20) > 0.3
+    quantized, tokens, losses = rvq(x, mask=mask)
+    replace_quantizers(model)
+    rvq.quantize_dropout = False
+    ours = rvq.train(training)(x, mask=mask)
+    assert torch.equal(ours[1], tokens)
+    torch.testing.assert_close(ours[0], quantized)
+    torch.testing.assert_close(ours[2], losses)
 
 
 def test_the_way_back(model):

@@ -126,6 +126,13 @@ def test_codes_without_a_direction_are_refused(case):
         replace_quantizers(Holder(vq=theirs))
 
 
+@pytest.mark.parametrize("case", ["LlamaGen on the sphere", "SEED-Voken 2 by direction"])
+def test_a_metric_comes_before_the_one_found(case):
+    model = Holder(quantize=made(case))
+    replace_quantizers(model, metric="dot")
+    assert model.quantize.vq.codebook_of(0).metric == "dot"
+
+
 def test_codes_searched_by_direction_keep_their_length():
     model = Holder(quantize=made("SEED-Voken 2 by direction"))
     codes = model.quantize.embedding.weight.detach().clone()

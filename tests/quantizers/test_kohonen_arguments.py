@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from topovq import Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
+from topovq import GradientVQ, Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
 from topovq.neighborhood import Neighborhood, recommended
 
 
@@ -127,6 +127,39 @@ def test_peers_arguments_without_a_counterpart_are_refused_with_advice(name):
     for value in (3, None):
         with pytest.raises(TypeError, match="no argument here"):
             KohonenVQ(4, 16, codebok_dim=value)
+
+
+MISSPELLED = [
+    (
+        KohonenVQ,
+        {"kmean_init": True},
+        r"KohonenVQ: kmean_init=True .*no argument here \(did you mean 'kmeans_init'\?\)",
+    ),
+    (KohonenVQ, {"ortogonal_reg_weight": 1}, "did you mean 'orthogonal_reg_weight'"),
+    (GradientVQ, {"neighbour_weight": 1}, "GradientVQ: .*did you mean 'neighbor_weight'"),
+    (KohonenVQ, {"foo": 1}, "KohonenVQ: foo=1 is not supported; it is no argument here$"),
+    (ResidualVQ, {"foo": 1}, "^ResidualVQ: foo=1 is not supported; it is no argument here$"),
+    (ResidualVQ, {"kmean_init": True}, "^ResidualVQ: .*did you mean 'kmeans_init'"),
+    (ResidualVQ, {"beem_size": 2}, "^ResidualVQ: .*did you mean 'beam_size'"),
+    (ResidualVQ, {"affine_param": True}, "^ResidualVQ: affine_param=True .*running means"),
+    (ResidualVQ, {"quantizer": "gradient", "neighbor_wait": 1}, "^ResidualVQ: .*did you mean 'neighbor_weight'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "argument", "message"), MISSPELLED, ids=str)
+def test_an_unknown_argument_is_refused_by_whom_it_was_given(kind, argument, message):
+    sizes = {"num_quantizers": 2} if kind is ResidualVQ else {}
+    with pytest.raises(TypeError, match=message):
+        kind(4, 16, **sizes, **argument)
+
+
+@pytest.mark.parametrize("vq", [KohonenVQ(4, 16), ResidualVQ(4, 16, 2)], ids=lambda vq: type(vq).__name__)
+def test_an_unknown_argument_of_forward_is_shown_by_its_shape(vq):
+    x, tokens = torch.randn(2, 50, 4), torch.zeros(2, 50, dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"VQ\.forward: indices=a tensor of shape \(2, 50\) is not .*F\.cross_entropy"):
+        vq(x, indices=tokens)
+    with pytest.raises(TypeError, match=r"masks=a tensor of shape \(2, 50\) .*did you mean 'mask'"):
+        vq(x, masks=tokens > 0)
 
 
 def test_bad_input_is_refused():

@@ -411,3 +411,26 @@ def test_soft_codes_refuse_what_needs_a_choice():
         SoftKohonenVQ(4, 16).update_indices(torch.randn(3, 4), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="quantizer='soft' mixes codes"):
         ResidualVQ(4, 16, 2, quantizer="soft", beam_size=2)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_learnable_codes_have_their_gradients_and_a_loss_of_two_terms(weight):
+    """Their one term moves vectors and codes; here it is two, of which each has its weight and its value."""
+    torch.manual_seed(0)
+    learnable = {"learnable_codebook": True, "ema_update": False}
+    peer = theirs.VectorQuantize(4, 16, commitment_weight=weight, **learnable)
+    equal = GradientVQ(4, 16, codebook_weight=weight, commitment_weight=weight)
+    own = KohonenVQ(4, 16, commitment_weight=weight, **learnable)
+    equal.codebook = own.codebook = peer.codebook.detach()
+    x = torch.randn(2, 20, 4)
+    losses, moves, codes_move = [], [], []
+    for vq in (peer, equal, own):
+        z = x.clone().requires_grad_()
+        loss = vq(z)[2]
+        loss.backward()
+        losses.append(loss.detach())
+        moves.append(z.grad)
+        codes_move.append((peer._codebook.embed if vq is peer else vq.codebook_of(0).codes).grad.view(16, 4))
+    torch.testing.assert_close(moves[1:], [moves[0]] * 2)
+    torch.testing.assert_close(codes_move[1:], [codes_move[0], codes_move[0] / weight])
+    torch.testing.assert_close(losses[1:], [2 * losses[0], (1 + 1 / weight) * losses[0]])

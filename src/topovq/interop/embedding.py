@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topovq.interop.library import Options, Original, Replacement
+from topovq.interop.library import Options, Original, Replacement, given_first
 from topovq.interop.states import fill
 from topovq.quantizers.kohonen import KohonenVQ
 
@@ -30,7 +30,7 @@ class EmbeddingReplacement(Replacement, nn.Module):
         found: Any = theirs
         weight: Tensor = found.embedding.weight
         settings = {"accept_image_fmap": True, "freeze_codebook": not weight.requires_grad, **settings}
-        self.vq = KohonenVQ(weight.shape[1], weight.shape[0], **{**settings, **options}).to(weight)
+        self.vq = KohonenVQ(weight.shape[1], weight.shape[0], **given_first(options, settings)).to(weight)
         book = self.vq.codebook_of(0)
         lengthless = (weight == 0).all(1).nonzero().flatten().tolist() if book.metric == "cosine" else []
         if lengthless:

@@ -23,6 +23,15 @@ from torch import Tensor, nn
 Options = dict[str, Any]
 
 
+METRIC = {"metric", "use_cosine_sim"}  # two arguments that decide the same
+
+
+def given_first(options: Options, found: Options) -> Options:
+    """KohonenVQ's arguments: `options`, and of what was `found` in a module all that they leave open."""
+    decided = {*options, *(METRIC if METRIC & options.keys() else ())}
+    return {**{name: value for name, value in found.items() if name not in decided}, **options}
+
+
 def _anything_goes(module: nn.Module) -> None:
     return None
 
@@ -39,6 +48,8 @@ class Library(NamedTuple):
     """The replacement, given KohonenVQ's arguments that come before the settings found."""
     check_owner: Callable[[nn.Module], None] = _anything_goes
     """Called with every module that may hold a quantizer; raises where it uses one as no replacement can be used."""
+    finish_owner: Callable[[nn.Module], None] = _anything_goes
+    """Called with every module once all its quantizers were replaced, or restored: ties what they share."""
 
     def is_one(self, module: nn.Module) -> bool:
         return type(module).__name__ == self.class_name and self.matches(module)

@@ -6,15 +6,18 @@ It keeps _codebook.embed [H, K, D], .embed_avg [H, K, D], .cluster_size [H, K] a
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from topovq.interop.library import Library, Options, Original, Replacement, package
+from topovq.interop.library import Library, Options, Original, Replacement, given_first, package
 from topovq.interop.states import Layout, State, below, export_statistics, fill, listed, statistics
-from topovq.quantizers.arguments import ADVICE, refuse_arguments
+from topovq.quantizers.arguments import ADVICE, RESIDUAL_ADVICE, refuse_arguments
 from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.residual import learn_from_all
+from topovq.quantizers.results import Ask, Part, Quantized
 
 Kind = TypeVar("Kind", bound=KohonenVQ)
 
@@ -44,6 +47,31 @@ class VectorQuantizeReplacement(Replacement, KohonenVQ):
             setattr(module, name, projection)
         return module
 
+    def forward(self, x: Tensor, mask: Tensor | None = None, *arguments: Any, **options: Any) -> Any:
+        if mask is not None and mask.ndim < x.ndim - 1:  # beam search puts an axis of beams behind those of the mask
+            mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - 1 - mask.ndim)).expand(x.shape[:-1])
+        return super().forward(x, mask, *arguments, **options)
+
+
+class SharedReplacement(VectorQuantizeReplacement):
+    """One of the layers that share a codebook inside `ResidualVQ`, which says when all have had their turn."""
+
+    def _forward(self, x: Tensor, mask: Tensor | None, lens: Tensor | None, ask: Ask) -> tuple[Quantized, list[Part]]:
+        with self.accumulate():
+            return super()._forward(x, mask, lens, ask)
+
+    def expire_codes_(self, x: Tensor) -> None:
+        """Called last, with all that the layers quantized: one update from it, then dead codes revive."""
+        if self.codebook_of(0).is_pending:
+            learn_from_all(self, [x], [None])
+
+    def update_in_place_optimizer(self) -> None:
+        """Nothing: no optimizer moves the codes."""
+
+    @property
+    def _codebook(self) -> SimpleNamespace:
+        return SimpleNamespace(**vars(super()._codebook), update_ema=lambda: None)  # expire_codes_ updates
+
 
 def from_vector_quantize_pytorch(source: nn.Module | State, *, prefix: str | None = None, **options: Any) -> KohonenVQ:
     """A KohonenVQ with the codes, statistics and projections of a `VectorQuantize`, or of a state dict that holds one.
@@ -64,7 +92,7 @@ def from_vector_quantize_pytorch(source: nn.Module | State, *, prefix: str | Non
 
 def convert_vector_quantize(module: nn.Module, kind: type[Kind], options: Options) -> Kind:
     """A `kind` of KohonenVQ with the state, the settings and the mode of a `VectorQuantize`."""
-    options = {**_settings(module, options), **options}
+    options = given_first(options, _settings(module, options))
     return _from_vector_quantize_state(module.state_dict(), "", kind, options).train(module.training)
 
 
@@ -118,7 +146,7 @@ def _settings(module: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
         "directional_reparam": getattr(vq, "directional_reparam", False),
         "affine_param": book.affine_param,
         "vq_bridge": getattr(book, "vq_bridge", None),
-        "manual_ema_update": book.manual_ema_update,
+        "manual_ema_update": book.manual_ema_update and not shares_its_codebook(vq),
         "in_place_codebook_optimizer": vq.in_place_codebook_optimizer,
         "sync_update_v": vq.sync_update_v,
     }
@@ -165,7 +193,8 @@ def _settings(module: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def replace(module: nn.Module, options: Options) -> VectorQuantizeReplacement:
-    vq = convert_vector_quantize(module, VectorQuantizeReplacement, options)
+    kind = SharedReplacement if shares_its_codebook(module) else VectorQuantizeReplacement
+    vq = convert_vector_quantize(module, kind, options)
     # The parameters themselves, not copies: an optimizer may know them already.
     vq.project_in, vq.project_out = module.get_submodule("project_in"), module.get_submodule("project_out")
     # Follows .half() and the like, which the codes do not.
@@ -179,18 +208,39 @@ def matches(module: nn.Module) -> bool:
     return package(module) == "vector_quantize_pytorch" and type(module).__name__ == "VectorQuantize"
 
 
+def shares_its_codebook(layer: Any) -> bool:
+    """Whether this is a layer of ResidualVQ(shared_codebook=True), which sets both."""
+    return bool(layer._codebook.manual_ema_update and layer.manual_in_place_optimizer_update)
+
+
+CARRY_OVER = "then set `codebook` of each of its `quantizers` to that of each of these `layers`"
+RESIDUAL_OPTIONS = {
+    "diveq": f"use topovq.ResidualVQ(..., diveq=True), {CARRY_OVER}",
+    "implicit_neural_codebook": RESIDUAL_ADVICE["implicit_neural_codebook"],
+}
+
+
 def check_owner(module: nn.Module) -> None:
     """Refuse modules of vector-quantize-pytorch that do with their layers what KohonenVQ cannot."""
     if package(module) != "vector_quantize_pytorch":
         return
     name = type(module).__name__
     if name == "ResidualVQ":
-        for option in ("shared_codebook", "implicit_neural_codebook", "diveq", "beam_size"):
-            value = getattr(module, option, None)
-            if value:
-                raise TypeError(f"ResidualVQ: {option}={value!r} has no counterpart in KohonenVQ; leave it out")
+        asked = {option: getattr(module, option, None) for option in RESIDUAL_OPTIONS}
+        refuse_arguments("replacing the layers of ResidualVQ", asked, RESIDUAL_OPTIONS)
     elif name in ("Sequential", "RandomProjectionQuantizer") and any(map(matches, module.modules())):
         raise TypeError(f"a VectorQuantize inside vector_quantize_pytorch's {name} is used in ways KohonenVQ cannot be")
 
 
-LIBRARIES = (Library("VectorQuantize of vector-quantize-pytorch", "VectorQuantize", matches, replace, check_owner),)
+def share_again(module: nn.Module) -> None:
+    """Let the layers of ResidualVQ(shared_codebook=True), which were exchanged one by one, share a codebook again."""
+    if package(module) == "vector_quantize_pytorch" and getattr(module, "shared_codebook", False):
+        first, *rest = module.get_submodule("layers").children()
+        name = "codebooks" if isinstance(first, KohonenVQ) else "_codebook"
+        for layer in rest:
+            setattr(layer, name, getattr(first, name))
+
+
+LIBRARIES = (
+    Library("VectorQuantize of vector-quantize-pytorch", "VectorQuantize", matches, replace, check_owner, share_again),
+)

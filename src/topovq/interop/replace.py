@@ -54,7 +54,7 @@ def replace_quantizers(model: nn.Module, **options: Any) -> list[str]:
     places = list(_places(model, lambda module: _library_of(module) is not None))
     if not places:
         raise ValueError(_nothing_to_replace(model))
-    return _exchange(places, make, "replaced")
+    return _exchange(model, places, make, "replaced")
 
 
 def export_quantizers(model: nn.Module) -> list[str]:
@@ -77,7 +77,7 @@ def export_quantizers(model: nn.Module) -> list[str]:
         assert isinstance(child, Replacement)
         return child.restored()
 
-    return _exchange(places, make, "exported")
+    return _exchange(model, places, make, "exported")
 
 
 def _library_of(module: nn.Module) -> Library | None:
@@ -104,7 +104,7 @@ def _places(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[_
     return walk(model, "")
 
 
-def _exchange(places: list[_Place], make: Callable[[nn.Module], nn.Module], done: str) -> list[str]:
+def _exchange(model: nn.Module, places: list[_Place], make: Callable[[nn.Module], nn.Module], done: str) -> list[str]:
     """Put what `make` makes of each child in its places: all of them, or none."""
     made: dict[nn.Module, nn.Module] = {}
     for place in places:
@@ -116,6 +116,9 @@ def _exchange(places: list[_Place], make: Callable[[nn.Module], nn.Module], done
                 raise
     for place in places:
         setattr(place.parent, place.name, made[place.child])
+    for owner in model.modules():
+        for library in LIBRARIES:
+            library.finish_owner(owner)
     return [place.path for place in places]
 
 

@@ -39,6 +39,23 @@ def refuse_transforms(where: str) -> None:
         )
 
 
+def _to_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+# torch.onnx.export also traces with dynamo, which takes torch's own function for False. This is what
+# torch.compiler.assume_constant_result does, without its import of dynamo.
+_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def refuse_onnx(where: str) -> None:
+    if torch.compiler.is_exporting() and _to_onnx():
+        raise RuntimeError(
+            f"{where}: torch.onnx.export met a layer in training mode, whose step moves the codes; ONNX files are for "
+            "inference: call .eval() on the model first"
+        )
+
+
 def in_backward() -> bool:
     """Whether a backward pass is running: then this forward is activation checkpointing's second one."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

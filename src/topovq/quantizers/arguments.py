@@ -5,6 +5,9 @@ A value that asks for nothing is taken: None, False, 0, the few of `NOTHING`, an
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor
@@ -22,13 +25,27 @@ SETTINGS = {
 }
 
 
-def refuse_arguments(where: str, arguments: dict[str, Any], advice: dict[str, str]) -> None:
-    """Raise for the first argument that asks for something."""
+def refuse_arguments(
+    where: str, arguments: dict[str, Any], advice: dict[str, str], *takers: Callable[..., Any]
+) -> None:
+    """Raise for the first argument that asks for something; one that nobody knows may be meant for the `takers`."""
     for name, value in arguments.items():
         if name not in advice:
-            raise TypeError(f"{where}: {name}={value!r} is not supported; it is no argument here")
+            close = get_close_matches(name, argument_names(*takers), 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise TypeError(f"{where}: {name}={shown(value)} is not supported; it is no argument here{hint}")
         if not asks_for_nothing(name, value):
-            raise TypeError(f"{where}: {name}={value!r} is not supported; {advice[name]}")
+            raise TypeError(f"{where}: {name}={shown(value)} is not supported; {advice[name]}")
+
+
+def argument_names(*takers: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that these functions or classes take, without *args and **options."""
+    found = [p for taker in takers for p in inspect.signature(taker).parameters.values()]
+    return [p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+def shown(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:

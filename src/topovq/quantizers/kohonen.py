@@ -101,7 +101,7 @@ class KohonenVQ(Layer, HubModule):
         **options: Any,
     ) -> None:
         extras = Extras.taken_from(options)
-        refuse_arguments(type(self).__name__, options, ADVICE)
+        refuse_arguments(type(self).__name__, options, ADVICE, type(self), KohonenVQ, Extras)
         for name, value in (("dim", dim), ("codebook_size", codebook_size), ("heads", heads)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}={value!r} must be an int of at least 1")

@@ -19,7 +19,7 @@ from topovq.codebook import Codebook, Turn
 from topovq.grid import check_range
 from topovq.ops.candidates import sample
 from topovq.ops.chosen import quantize_as
-from topovq.ops.direct import refuse_transforms
+from topovq.ops.direct import refuse_onnx, refuse_transforms
 from topovq.ops.quantize import Choice, quantize
 from topovq.quantizers.arguments import FORWARD_ADVICE, refuse_arguments
 from topovq.quantizers.closest import closest
@@ -97,7 +97,7 @@ class Layer(Layout, Quantizer):
             ema_update_weight      how much of the update each code takes (weighting.py)
         """
         if unsupported:
-            refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE)
+            refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE, self.forward)
         if topk is not None:
             return closest(self, x, mask, lens, topk)
         follows = self.codebook_of(0).ema_update
@@ -154,6 +154,7 @@ class Layer(Layout, Quantizer):
         keep_N = None if mask is None else mask.reshape(-1)
         if self.training and not ask.frozen:
             refuse_transforms(type(self).__name__)
+            refuse_onnx(type(self).__name__)
 
         if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
             keep = None if keep_N is None else keep_N.repeat_interleave(self.heads)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from topovq.codebook import Codebook, Turn
 from topovq.ops.direct import in_backward
-from topovq.quantizers.arguments import FORWARD_ADVICE, RESIDUAL_ADVICE, refuse_arguments
+from topovq.quantizers.arguments import ADVICE, FORWARD_ADVICE, RESIDUAL_ADVICE, argument_names, refuse_arguments
 from topovq.quantizers.beam import beam_search
 from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.dropout import Dropout
+from topovq.quantizers.extras import Extras
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
 from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
 from topovq.quantizers.layout import Layout
@@ -70,11 +71,14 @@ class ResidualVQ(Layout, Quantizer, HubModule):
     ) -> None:
         super().__init__(dim, channel_last, accept_image_fmap, accept_3d_fmap)
         sizes = layer_sizes(codebook_size, num_quantizers)
-        own = {name: options.pop(name) for name in RESIDUAL_ADVICE if name in options}
-        refuse_arguments(type(self).__name__, own, RESIDUAL_ADVICE)
         if quantizer not in QUANTIZERS:
             choices = ", ".join(map(repr, QUANTIZERS))
             raise ValueError(f"quantizer={quantizer!r} is unknown; choose one of {choices}")
+        kind = QUANTIZERS[quantizer]
+        takers = kind, KohonenVQ, Extras
+        taken = set(argument_names(*takers)) - RESIDUAL_ADVICE.keys()
+        others = {name: options.pop(name) for name in [*options] if name not in taken}
+        refuse_arguments(type(self).__name__, others, {**ADVICE, **RESIDUAL_ADVICE}, type(self), *takers)
         if shared_codebook and len(set(sizes)) > 1:
             raise ValueError(f"shared_codebook=True needs one size for all quantizers, got codebook_size={sizes}")
         if beam_size is not None and quantizer == "soft":
@@ -100,7 +104,6 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         if self.codebook_dim != dim:
             self.project_in, self.project_out = nn.Linear(dim, self.codebook_dim), nn.Linear(self.codebook_dim, dim)
         options = {**options, **DIVEQ} if diveq else options
-        kind = QUANTIZERS[quantizer]
         if kind is GradientVQ:
             options = {**REDUCTION, **options}
             (getattr(self, "_hub_mixin_config", None) or {}).update(neighbor_reduction=options["neighbor_reduction"])
@@ -135,7 +138,8 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         return_all_codes  the codes of each quantizer, fourth, as get_codes_from_indices gives them
         dropped_after     int64, 0-dim: the last quantizer to use, instead of one that is drawn
         """
-        refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE)
+        if unsupported:
+            refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE, self.forward)
         self._check_input(x)
         z = self._channels_to_last(x)
         mask = self._checked_mask(mask, lens, z)
