@@ -10,6 +10,7 @@ from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
 from topovq.ops.quantize import Choice
+from topovq.ops.snapshot import held
 
 
 def quantize_as(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None, stats: bool) -> Choice:
@@ -17,7 +18,7 @@ def quantize_as(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor 
     with torch.autocast(x_ND.device.type, enabled=False):
         finite_N = x_ND.detach().isfinite().all(1)
         valid_N = finite_N if keep_N is None else finite_N & keep_N
-        rows_ND = codes_KD.detach()[index_N]
+        rows_ND = (held(codes_KD) if stats else codes_KD.detach())[index_N]  # with statistics, an update follows
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
         share = 1 / (valid_N.sum() * x_ND.shape[1]).clamp(min=1).to(dtype)
         error = torch.where(valid_N[:, None], x_ND.to(dtype) - rows_ND, 0).square().sum() * share
