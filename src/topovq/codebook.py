@@ -32,6 +32,7 @@ from topovq.ops.accumulate import accumulate
 from topovq.ops.direct import in_backward, may_be_recomputed
 from topovq.ops.search import nearest
 from topovq.ops.smooth import smooth
+from topovq.ops.snapshot import held, snapshot
 from topovq.ops.update import Batch, Rule, State, follow_use, update
 from topovq.state import CodebookState
 
@@ -233,7 +234,7 @@ class Codebook(CodebookState):
     @torch.no_grad()
     def _learn_share(self, share_K: Tensor, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
         share_K, share_K1 = share_K.to(self.counts), share_K.to(self.counts)[:, None]
-        before_KD, before_sums_KD, before_K = self.codes.clone(), self.sums.clone(), self.counts.clone()
+        before_KD, before_sums_KD, before_K = map(snapshot, (self.codes, self.sums, self.counts))
         self.learn(sums_KD, counts_K, skipped)
         self.sums.copy_(before_sums_KD.lerp(self.sums, share_K1))
         self.counts.copy_(before_K.lerp(self.counts, share_K))
@@ -258,7 +259,7 @@ class Codebook(CodebookState):
         _, weight_K = smooth(counts_K[:, None], counts_K, self.neighborhood, self.step)
         sound_K = torch.maximum(self.hits, torch.minimum(received_K.nan_to_num(), self.counts))
         moved_K = self.decay * sound_K + (1 - self.decay) * weight_K
-        received_K.copy_(torch.where(counts_K.sum() > 0, moved_K, received_K))
+        received_K.copy_(held(torch.where(counts_K.sum() > 0, moved_K, received_K)))
 
     @torch.no_grad()
     def revive(self, x_ND: Tensor, valid_N: Tensor) -> None:

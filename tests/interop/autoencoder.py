@@ -50,3 +50,14 @@ def data(batches: int = 4, seed: int = 0) -> Tensor:
 def statistics(vq: KohonenVQ) -> dict[str, Tensor]:
     """The floating-point state of the codebook, which is float32 whatever the model is."""
     return {name: value for name, value in vq.codebooks[0].state_dict().items() if value.is_floating_point()}
+
+
+class Closest(nn.Module):
+    """A quantizer that gives its three closest codes."""
+
+    def __init__(self, vq: KohonenVQ) -> None:
+        super().__init__()
+        self.vq = vq
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.vq(x, topk=3))

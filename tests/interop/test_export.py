@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from autoencoder import ImageEncoder
+from autoencoder import Closest, ImageEncoder
 from torch import nn
 from torch.export import Dim
 
@@ -27,6 +27,9 @@ QUANTIZERS = {
     "gradient": lambda: GradientVQ(8, 64, accept_image_fmap=True, neighborhood="hard"),
     "soft": lambda: SoftKohonenVQ(8, 64, accept_image_fmap=True),
     "residual": lambda: ResidualVQ(8, 64, num_quantizers=3, accept_image_fmap=True),
+    "beams": lambda: ResidualVQ(8, 64, num_quantizers=3, beam_size=3, codebook_dim=4, accept_image_fmap=True),
+    "closest": lambda: Closest(KohonenVQ(8, 64, accept_image_fmap=True, rotation_trick=True)),
+    "closest of two blocks": lambda: Closest(KohonenVQ(8, 4100, accept_image_fmap=True, metric="dot")),
 }
 ANY_IMAGES = {"image": {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}
 ANY_ROWS = {"x": {0: Dim.DYNAMIC}}
@@ -36,16 +39,15 @@ import sys
 sys.modules["topovq"] = None  # an import raises
 import torch
 folder = sys.argv[1]
-image, *expected = torch.load(folder + "/expected.pt")
-for run in (
-    torch.export.load(folder + "/exported.pt2").module(),
-    torch._inductor.aoti_load_package(folder + "/compiled.pt2"),
-):
+for file in sys.argv[2:]:
+    exported = file.startswith("exported")
+    run = torch.export.load(folder + file).module() if exported else torch._inductor.aoti_load_package(folder + file)
+    image, *expected = torch.load(folder + file + ".expected")
     quantized, indices, loss = run(image)
     assert torch.equal(indices, expected[1])
     assert torch.equal(quantized, expected[0])
     assert torch.allclose(loss, expected[2])
-print("ran both")
+    print(file)
 """
 
 RUNNER = """
@@ -65,7 +67,8 @@ int main(int, char** arguments) {
 
 
 def own_operations(program: torch.export.ExportedProgram) -> set[str]:
-    return {str(node.target) for node in program.graph.nodes if "topovq" in str(node.target)}
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    return {str(node.target) for graph in graphs for node in graph.nodes if "topovq" in str(node.target)}
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
@@ -115,6 +118,18 @@ def test_the_lowest_index_wins_a_tie_and_a_broken_vector_gets_a_valid_one():
     assert torch.allclose(loss, torch.tensor((0.01 + 0.01 + 1 + 0.25) / (4 * 3)))  # of the four that are finite
 
 
+@pytest.mark.parametrize("size", [5, 50, 4100])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_closest_codes_of_all_kinds_of_vectors(size, dtype):
+    torch.manual_seed(0)
+    closest = Closest(KohonenVQ(16, size, neighborhood="none")).to(dtype).eval()
+    x = torch.randn(300, 16, dtype=dtype) + 3
+    x[1, 2], x[7, 0] = torch.nan, torch.inf
+    _, indices, _ = torch.export.export(closest, (x,), dynamic_shapes=ANY_ROWS).module()(x)
+    assert torch.equal(indices, closest(x)[1])
+    assert (indices.sort(1).values.diff(dim=1) > 0).all()
+
+
 @pytest.mark.parametrize(
     "given",
     [{"mask": torch.arange(40).view(4, 10) % 3 > 0}, {"lens": torch.tensor([1, 10, 3, 4])}],
@@ -150,31 +165,49 @@ def test_tokens_decode():
     assert torch.equal(program.module()(more), decoder(more))
 
 
+def export_encoder(quantizer, path, compiled=False):
+    """Write an encoder to `path`, and an image with what it makes of it beside it; the encoder."""
+    torch.manual_seed(0)
+    encoder = ImageEncoder(quantizer).eval()
+    program = torch.export.export(encoder, (torch.randn(2, 3, 16, 16),), dynamic_shapes=ANY_IMAGES)
+    if compiled:
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    else:
+        torch.export.save(program, path)
+    image = torch.randn(3, 3, 24, 40)
+    torch.save((image, *(each.detach() for each in encoder(image))), f"{path}.expected")
+    return encoder
+
+
+def run_without_topovq(folder, *files):
+    command = [sys.executable, "-c", WITHOUT_TOPOVQ, f"{folder}/", *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == list(files), done.stderr[-3000:]
+
+
+def test_exported_files_run_where_topovq_cannot_be_imported(tmp_path):
+    files = {f"exported-{name}.pt2": name for name in ("map", "beams", "closest")}
+    for file, name in files.items():
+        export_encoder(QUANTIZERS[name](), tmp_path / file)
+    run_without_topovq(tmp_path, *files)
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A folder with exported.pt2, compiled.pt2 and expected.pt, and the encoder that is in them."""
+def compiled(tmp_path_factory):
+    """A folder with compiled.pt2, and the encoder that is in it."""
     if shutil.which("g++") is None:
         pytest.skip("AOTInductor compiles with g++, which is not here")
     folder = tmp_path_factory.mktemp("files")
-    torch.manual_seed(0)
-    encoder = ImageEncoder(KohonenVQ(8, 64, accept_image_fmap=True)).eval()
-    program = torch.export.export(encoder, (torch.randn(2, 3, 16, 16),), dynamic_shapes=ANY_IMAGES)
-    torch.export.save(program, folder / "exported.pt2")
-    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "compiled.pt2"))
-    image = torch.randn(3, 3, 24, 40)
-    torch.save((image, *(each.detach() for each in encoder(image))), folder / "expected.pt")
-    return folder, encoder
+    return folder, export_encoder(QUANTIZERS["map"](), folder / "compiled.pt2", compiled=True)
 
 
-def test_files_run_where_topovq_cannot_be_imported(files):
-    folder, _ = files
-    command = [sys.executable, "-c", WITHOUT_TOPOVQ, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "ran both\n", done.stderr[-3000:]
+def test_a_compiled_file_runs_where_topovq_cannot_be_imported(compiled):
+    folder, _ = compiled
+    run_without_topovq(folder, "compiled.pt2")
 
 
-def test_a_program_in_cpp_runs_a_file(files, tmp_path):
-    folder, encoder = files
+def test_a_program_in_cpp_runs_a_file(compiled, tmp_path):
+    folder, encoder = compiled
     torch_folder = Path(torch.__file__).parent
     source = tmp_path / "runner.cpp"
     source.write_text(RUNNER)

@@ -43,7 +43,8 @@ def test_an_encoder_gives_the_same_tokens(name, tmp_path):
         assert torch.allclose(loss, expected[2])
 
 
-@pytest.mark.parametrize("name", QUANTIZERS)
+# To ask for the closest codes learns nothing, whatever the mode.
+@pytest.mark.parametrize("name", [name for name in QUANTIZERS if "closest" not in name])
 def test_training_mode_is_refused_with_advice(name):
     encoder, image = ImageEncoder(QUANTIZERS[name]()).train(), torch.randn(2, 3, 16, 16)
     with pytest.raises(Exception, match=r"met a layer in training mode.*call \.eval\(\) on the model first"):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from compiled import check_compiled
 from theirs import DIM, SIZE, Holder
 from torch import nn
 from vqgan_peers import CASES, USED, Embedded, LlamaGen, SeedVoken, Taming
@@ -176,3 +177,20 @@ def test_near_misses_are_left_alone_and_named():
     model.d = LlamaGen.VectorQuantizer(SIZE, DIM, 0.25)
     assert replace_quantizers(model) == ["d"]
     assert model.a is other
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        lambda: SeedVoken.IndexPropagationQuantize(SIZE, DIM, use_entropy_loss=True),
+        lambda: LlamaGen.VectorQuantizer(SIZE, DIM, 0.25, entropy_loss_ratio=1.0, show_usage=True),
+    ],
+    ids=["IBQ", "LlamaGen"],
+)
+def test_compiled_losses_see_the_codes_before_they_learn(peer):
+    def replaced() -> nn.Module:
+        model = Holder(vq=peer())
+        replace_quantizers(model)
+        return model.vq
+
+    check_compiled(replaced, torch.randn(2, DIM, 4, 5, generator=torch.Generator().manual_seed(1)))

@@ -150,6 +150,14 @@ def test_forward_mode(mode, rotation):
     torch.testing.assert_close(d_quantized, turned)
 
 
+@pytest.mark.parametrize("mode", ["torch.func", "forward_ad"])
+@pytest.mark.parametrize("kind", [KohonenVQ, GradientVQ, lambda *sizes: ResidualVQ(*sizes, num_quantizers=2)])
+def test_forward_mode_keeps_the_type(mode, kind):
+    vq, x = kind(D, 4).eval(), vectors().float()
+    for part in tangents(vq, x, x, mode):
+        assert [each.dtype for each in part] == [torch.float32] * 2
+
+
 def test_forward_mode_in_training_moves_the_codes_as_ever():
     one, two, x = layer(), layer(), vectors()
     one(x)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from topovq.interop.embedding import EmbeddingReplacement, entropies, has_embedding
 from topovq.interop.library import Library, Options, holds
+from topovq.ops.snapshot import snapshot
 
 TEMPERATURE = 0.01  # of the soft choice in the entropy loss
 Losses = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | int]
@@ -50,7 +51,7 @@ class LlamaGenReplacement(EmbeddingReplacement):
     def _entropy(self, z_BCHW: Tensor) -> Tensor:
         z_NC = z_BCHW.movedim(1, -1).flatten(0, -2)
         z_NC = F.normalize(z_NC, dim=1) if self.l2_norm else z_NC
-        codes_KC = self.vq.codebook.detach().to(z_NC.dtype, copy=True)  # as they are before they learn from this batch
+        codes_KC = snapshot(self.vq.codebook).to(z_NC.dtype)  # as they are before they learn from this batch
         affinity_NK = 2 * z_NC @ codes_KC.T - codes_KC.square().sum(1)  # |z|^2 is the same for all codes
         sample, mean = entropies(affinity_NK, TEMPERATURE)
         return self.entropy_loss_ratio * (sample - mean)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from topovq.interop.embedding import EmbeddingReplacement, LegacyReplacement, entropies, has_embedding
 from topovq.interop.library import Library, Options, holds
 from topovq.interop.taming import REMAPPED, SECOND
+from topovq.ops.snapshot import snapshot
 
 
 class IBQReplacement(EmbeddingReplacement):
@@ -40,7 +41,7 @@ class IBQReplacement(EmbeddingReplacement):
         """
         soft_q = logits_NK = None
         if torch.is_grad_enabled() or self.use_entropy_loss:
-            codes_KC = self.vq.codebook.detach().to(z.dtype, copy=True)  # as they are before they learn from this batch
+            codes_KC = snapshot(self.vq.codebook).to(z.dtype)  # as they are before they learn from this batch
             z_BHWC = z.movedim(1, -1)
             logits_NK = z_BHWC.flatten(0, -2) @ codes_KC.T
             soft_q = (logits_NK.softmax(1) @ codes_KC).view(z_BHWC.shape).movedim(-1, 1)

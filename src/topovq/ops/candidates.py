@@ -21,6 +21,10 @@ def nearest_k(x_ND: Tensor, codes_KD: Tensor, k: int, metric: str = "euclidean")
     check_metric(metric)
     if not 1 <= k <= codes_KD.shape[0]:
         raise ValueError(f"k={k!r} must be at least 1 and at most {codes_KD.shape[0]}, the number of codes")
+    if torch.compiler.is_exporting():
+        from topovq.ops.exported import nearest_k_exported
+
+        return nearest_k_exported(x_ND, codes_KD.detach(), k, metric)
     index_Nk: Tensor = _nearest_k(x_ND.detach(), codes_KD.detach(), k, metric)
     return index_Nk
 

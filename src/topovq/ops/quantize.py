@@ -51,7 +51,7 @@ def quantize(
     if torch.compiler.is_exporting() and not stats:
         from topovq.ops.exported import quantize_exported
 
-        return Choice(*quantize_exported(x_ND, codes_KD, keep_N, metric))
+        return Choice(*quantize_exported(x_ND, codes_KD, nearest(x_ND, codes_KD, metric), keep_N))
     operation = _Direct.apply if plain(x_ND, codes_KD) else _by_torch if transformed() else _quantize
     return Choice(*operation(x_ND, codes_KD, keep_N, metric, precision, stats)[:6])
 

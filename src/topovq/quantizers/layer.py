@@ -19,7 +19,7 @@ from topovq.codebook import Codebook, Turn
 from topovq.grid import check_range
 from topovq.ops.candidates import sample
 from topovq.ops.chosen import quantize_as
-from topovq.ops.direct import refuse_onnx, refuse_transforms
+from topovq.ops.direct import refuse_onnx, refuse_transforms, transformed
 from topovq.ops.quantize import Choice, quantize
 from topovq.quantizers.arguments import FORWARD_ADVICE, refuse_arguments
 from topovq.quantizers.closest import closest
@@ -176,7 +176,11 @@ class Layer(Layout, Quantizer):
         return Quantized(self._channels_back(q), indices[..., 0] if self.heads == 1 else indices, loss), parts
 
     def _loss(self, part: Part) -> Tensor:
-        loss = self.commitment_weight * part.error
+        # torch.func.jvp makes float64 of a float times a float32 number, but not of a float times a float32 vector.
+        if transformed():
+            loss = (self.commitment_weight * part.error[None])[0]
+        else:
+            loss = self.commitment_weight * part.error
         loss = loss if part.codebook_loss is None else loss + part.codebook_loss
         if part.orthogonality is not None:
             loss = loss + self.extras.orthogonal_reg_weight * part.orthogonality

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from topovq.codebook import Codebook, Turn
 from topovq.ops.direct import in_backward
+from topovq.ops.snapshot import held
 from topovq.quantizers.arguments import ADVICE, FORWARD_ADVICE, RESIDUAL_ADVICE, argument_names, refuse_arguments
 from topovq.quantizers.beam import beam_search
 from topovq.quantizers.directional import reparameterize
@@ -153,7 +154,9 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         chosen: Tensor | None = None
         if beams is not None and beams > 1 and started:
             frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
-            codes = [vq.codebook_of(0).searched(self.training and not frozen)[0] for vq in self.quantizers]
+            learns = self.training and not frozen
+            codes = [vq.codebook_of(0).searched(learns)[0] for vq in self.quantizers]
+            codes = [held(codes_KD) for codes_KD in codes] if learns else codes
             tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
         total, tokens, losses = self._through_layers(z, mask, last, chosen, freeze_codebook, sample_codebook_temp)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.neighborhood import Schedule
+from topovq.ops.snapshot import snapshot
 from topovq.quantizers.kohonen import KohonenVQ
 from topovq.quantizers.results import Ask, Part
 
@@ -71,7 +72,7 @@ class SoftKohonenVQ(KohonenVQ):
             index_N = book.search(x_ND, turn.codes_KD)
             x_safe = torch.where(valid_N[:, None], x_ND.to(book.codes.dtype), 0)
             q_ND, sums_KD, counts_K = _Mixture.apply(  # type: ignore[no-untyped-call]  # of torch
-                x_safe, _snapshot(turn.codes_KD), _snapshot(scale).to(x_safe.dtype), valid_N
+                x_safe, snapshot(turn.codes_KD), snapshot(scale).to(x_safe.dtype), valid_N
             )
             error = mean_square(x_safe, q_ND.detach(), valid_N)
             book.finish(turn, x_ND, sums_KD, counts_K, (~finite_N).sum())
@@ -82,20 +83,6 @@ def mean_square(x_ND: Tensor, q_ND: Tensor, valid_N: Tensor) -> Tensor:
     """Mean of (x - q)^2 per element over the valid vectors; 0 where there are none."""
     error_ND = torch.where(valid_N[:, None], x_ND - q_ND, 0)
     return error_ND.square().sum() / (valid_N.sum() * x_ND.shape[1]).clamp(min=1)
-
-
-@torch.library.custom_op("topovq::snapshot", mutates_args=())
-def _snapshot(tensor: Tensor) -> Tensor:
-    """A copy for the backward pass, which differentiates at these values whatever the update makes of them.
-
-    An operation of its own, because a compiler takes a plain clone away and reads the updated buffer instead.
-    """
-    return tensor.clone()
-
-
-@_snapshot.register_fake
-def _(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor)
 
 
 class _Mixture(torch.autograd.Function):
