@@ -16,6 +16,7 @@ from topovq.view.report import CURVES, Study, study, write_page
 
 TWINS = {"KSOM": "kohonen", "EMA-VQ": "ema"}
 OFFSETS = range(-3, 4)
+FEWEST = 100  # steps from which on the figures say something about the models
 SHOWN = 6  # images in the figure
 TITLE = "A codebook with a map"
 INTRODUCTION = """Two VQ-VAEs, the same in everything but the rule by which their codes learn. In the Kohonen-VAE (KSOM)
@@ -38,6 +39,8 @@ def demo(out: Path, steps: int = 600) -> Path:
         "error after a shift of one": {name: f"{error:.0f} gray levels" for name, error in errors.items()},
     }.items():
         console.print(f"{label + ':':29}" + ", ".join(f"{name} {value}" for name, value in told.items()))
+    if steps < FEWEST:
+        console.print(f"{steps} steps show that everything works. They are too few to compare the models.")
     console.print(f"The page: {page.resolve()}", soft_wrap=True)
     return page
 
