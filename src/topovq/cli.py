@@ -26,7 +26,7 @@ from topovq.tokenizer.training import info as describe_run
 
 DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and use them.
 
-  topovq demo                                     two small models on photographs, side by side, in three minutes
+  topovq demo                                     two small models on photographs, side by side, in a few minutes
   topovq train photos --out runs/a                train on the photographs that come with the package
   topovq train MY_IMAGES --out runs/b --model vqvae2 --image-size 256
   topovq info runs/a                              what the run is and how far it got
@@ -205,7 +205,7 @@ class Data:
 
 @dataclass
 class Demo:
-    """Train a Kohonen-VAE and its EMA-VQ twin on photographs (CPU, three minutes) and draw what differs."""
+    """Train a Kohonen-VAE and its EMA-VQ twin on photographs (CPU, a few minutes at most) and draw what differs."""
 
     out: Path = Path("runs/demo")
     """Folder for the two runs and the page."""
