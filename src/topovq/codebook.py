@@ -29,6 +29,7 @@ from torch import Tensor
 from topovq import distributed, metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
+from topovq.ops.bound import counted
 from topovq.ops.direct import in_backward, may_be_recomputed
 from topovq.ops.search import nearest
 from topovq.ops.smooth import smooth
@@ -135,7 +136,7 @@ class Codebook(CodebookState):
         moves, valid_N = learns and not in_backward(), None
         if moves:
             if not self.is_initialized or self.dead_threshold:
-                valid_N = x_ND.detach().isfinite().all(1)
+                valid_N = counted(x_ND, held(self.codes) if self.is_initialized else None, learns)
                 valid_N = valid_N if keep_N is None else valid_N & keep_N
                 if not self.is_initialized:
                     self.initialize(x_ND.detach(), valid_N)
@@ -201,8 +202,8 @@ class Codebook(CodebookState):
     def learn(self, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
         """One update from this rank's sums and counts of the vectors that chose each code, over all distributed.
 
-        Where no rank has a vector to learn from, nothing changes. `skipped` is the number of vectors that were left
-        out for NaN or infinity.
+        Where no rank has a vector to learn from, nothing changes. `skipped` is the number of vectors that do not
+        count (ops/bound.py).
         """
         several = self.sync and distributed.world_size() > 1
         if several or self.pending is not None:

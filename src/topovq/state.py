@@ -33,7 +33,7 @@ class CodebookState(nn.Module):
     hits: Tensor  # [K], running mean of how often each code is chosen per batch
     idle: Tensor  # int32 [K], updates since each code was last chosen; NEVER or more: never
     step: Tensor  # int64: updates so far
-    skipped: Tensor  # int64: vectors with NaN or infinity seen in training
+    skipped: Tensor  # int64: vectors seen in training that do not count (ops/bound.py)
     frozen: Tensor  # bool [K]
     initialized: Tensor  # bool
     grid_shape: Tensor  # int64 [grid axes]: what the order of the codes means

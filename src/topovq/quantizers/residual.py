@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topovq.codebook import Codebook, Turn
+from topovq.ops.bound import counted
 from topovq.ops.direct import in_backward
 from topovq.ops.snapshot import held
 from topovq.quantizers.arguments import ADVICE, FORWARD_ADVICE, RESIDUAL_ADVICE, argument_names, refuse_arguments
@@ -316,7 +317,7 @@ def learn_from_all(vq: KohonenVQ, inputs: list[Tensor], keeps: list[Tensor | Non
     if book.dead_threshold:
         x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
         x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
-        valid_N = x_ND.isfinite().all(1)
+        valid_N = counted(x_ND, held(book.codes), learns=True)
         if keeps[0] is not None:
             valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
     nothing_KD = torch.zeros_like(book.codes.detach())
