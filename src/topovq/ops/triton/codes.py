@@ -74,8 +74,9 @@ def part_of_size(x):
 def _sizes(rows_ptr, row, wanted, D, stride_row, stride_dim, DP: tl.constexpr, ROWS: tl.constexpr):
     """`part_of_size` of some rows, 0 where that is not finite."""
     size = tl.zeros([ROWS], tl.float32)
-    for start in range(0, DP, 16):
-        dim = start + tl.arange(0, 16)
+    WIDTH: tl.constexpr = min(DP, 64)
+    for start in tl.static_range(0, DP, WIDTH):  # unrolled: no load waits for the one before
+        dim = start + tl.arange(0, WIDTH)
         inside = wanted[:, None] & (dim < D)[None, :]
         x = tl.load(rows_ptr + row[:, None] * stride_row + dim[None, :] * stride_dim, inside, 0.0).to(tl.float32)
         size += part_of_size(x)
@@ -83,9 +84,7 @@ def _sizes(rows_ptr, row, wanted, D, stride_row, stride_dim, DP: tl.constexpr, R
 
 
 @triton.jit
-def _limit(
-    x_ptr, codes_ptr, N, K, D, stride_n, stride_d, x_stride, stride, DP: tl.constexpr, SAMPLE: tl.constexpr
-):  # fmt: skip
+def _limit(x_ptr, codes_ptr, N, K, D, stride_n, stride_d, x_stride, stride, DP: tl.constexpr, SAMPLE: tl.constexpr):
     """ops/bound.py: limit_of, as a `part_of_size`; the strides of the samples are SPREAD modulo N and K."""
     sample = tl.arange(0, SAMPLE).to(tl.int64)
     of_x = _sizes(x_ptr, (sample * x_stride) % N, sample < N, D, stride_n, stride_d, DP, SAMPLE)
@@ -98,7 +97,7 @@ def _limit(
     return tl.minimum(usual * FAR, LARGEST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "stride_n", "x_stride"])
 def _codes_kernel(
     codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr, x_ptr,
     K, D, stride, N, stride_n, stride_d, x_stride,
