@@ -31,6 +31,7 @@ from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.bound import counted
 from topovq.ops.direct import in_backward, may_be_recomputed
+from topovq.ops.recall import Recall
 from topovq.ops.search import nearest
 from topovq.ops.smooth import smooth
 from topovq.ops.snapshot import held, snapshot
@@ -125,6 +126,7 @@ class Codebook(CodebookState):
         self.ema_update = moves
         self.sync = sync
         self.accumulating = False
+        self.recall = Recall()
         # The codes when their health was last read. No buffer: it is nobody's state but this process's.
         self.codes_read: Tensor | None = None
 
@@ -141,14 +143,10 @@ class Codebook(CodebookState):
                 if not self.is_initialized:
                     self.initialize(x_ND.detach(), valid_N)
             if may_be_recomputed():
-                self.remember()
-        return Turn(*self.searched(learns), learns, moves, valid_N)
-
-    def searched(self, learns: bool) -> tuple[Tensor, Tensor]:
-        """(codes, step) for a forward to use: a second forward sees what the first one saw."""
-        if learns and in_backward() and self.codes_before is not None and self.step_before is not None:
-            return self.codes_before, self.step_before
-        return self.codes, self.step
+                self.recall.remember(self.codes, self.step, x_ND)
+        again = learns and in_backward() and self.recall.forwards  # then it sees what the first forward saw
+        codes_KD, step = self.recall.again(x_ND) if again else (self.codes, self.step)
+        return Turn(codes_KD, step, learns, moves, valid_N)
 
     def finish(
         self,
@@ -321,14 +319,6 @@ class Codebook(CodebookState):
             yield
         finally:
             self.accumulating = before
-
-    def remember(self) -> None:
-        """Keep codes and step as they are now, for a forward that will be run once more in the backward pass."""
-        if self.codes_before is None or self.step_before is None:
-            self.codes_before, self.step_before = self.codes.detach().clone(), self.step.clone()
-        else:
-            self.codes_before.copy_(self.codes.detach())
-            self.step_before.copy_(self.step)
 
     # Reading how it goes
 
