@@ -1,7 +1,7 @@
 """recall: the codes that a forward saw, for when activation checkpointing runs it once more in the backward pass.
 
 By then an update has moved them. Where several forwards wait for their second run, its vectors tell which one it is:
-their mean is as near to that of the first run as rounding allows. The device finds that out; nobody waits for it.
+a mean of them is as near to that of the first run as rounding allows. The device finds that out; nobody waits for it.
 
 Legend: N vectors x, K codes, D dimensions, E forwards that wait.
 """
@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from topovq.ops.search import projection
+
 MOST = 8  # states of the codes that are kept: so many updates may lie between a forward and its backward pass
 ALIKE = 1e-3  # means that differ by less than this share of their length are of the same vectors
 LARGE = 1e15  # what a mean is cut off at, so that its square is finite
 
 
 class Forward(NamedTuple):
-    """One forward: codes and step as it saw them, the mean [D] of its vectors, and how often it was run again."""
+    """One forward: codes and step as it saw them, a mean [D] of its vectors, and how often it was run again."""
 
     codes_KD: Tensor
     step: Tensor
@@ -94,9 +96,9 @@ class Recall:
 
 
 def mean(x_ND: Tensor) -> Tensor:
-    """What forwards are told apart by, [D]: the mean of their vectors, as far as that is a number."""
-    x_ND = x_ND.detach()
-    mean_D: Tensor = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32)).sum(0) / max(1, x_ND.shape[0])
+    """What forwards are told apart by, [D]: a mean of their vectors whose weights differ, so that order counts."""
+    x_ND = x_ND.detach().to(torch.promote_types(x_ND.dtype, torch.float32))
+    mean_D = (x_ND * projection(x_ND.shape[0], x_ND)[:, None]).sum(0) / max(1, x_ND.shape[0])
     return mean_D.nan_to_num().clamp(-LARGE, LARGE)
 
 
