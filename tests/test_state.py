@@ -12,7 +12,7 @@ from topovq import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
 from topovq.codebook import Codebook
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood
-from topovq.ops.update import NEVER
+from topovq.ops.use import NEVER
 
 LAYERS = {
     "ema": lambda: KohonenVQ(4, 8, neighborhood="none", kmeans_init=True),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from topovq import metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.direct import plain
-from topovq.ops.update import NEVER
+from topovq.ops.use import NEVER
 
 HALF = (torch.float16, torch.bfloat16)
 WHOLE = ("codes", "hits", "step")  # what every state has, but not one that a loader hands over tensor by tensor
