@@ -107,6 +107,7 @@ class Codebook(CodebookState):
                 "a count of vectors per batch of at least 1: a code chosen less than that often is revived"
             )
         moves = ema_update and decay < 1
+        starts = kmeans_init or (ride and moves)
         if dead_threshold and (learnable or not moves):
             raise ValueError(
                 f"threshold_ema_dead_code={dead_threshold!r} needs running counts, which codes that follow the "
@@ -122,7 +123,7 @@ class Codebook(CodebookState):
             count_init=count_init,
             learnable=learnable,
             memory=decay if decay < 1 else USUAL_DECAY,
-            initialized=not (kmeans_init or (ride and moves)),
+            initialized=not starts,
             # Where empty codes keep their counts, those do not tell how much a code received lately.
             follow_weight=dead_threshold > 0 and not update_empty,
         )
@@ -306,30 +307,31 @@ class Codebook(CodebookState):
         """Start from the first batch: as a map laid over it, or with `kmeans_init` from vectors drawn from it, then
         `kmeans_iters` steps of Lloyd's algorithm.
 
-        An empty batch is none: the next one starts the codes. One without a valid vector counts, since only the device
-        knows, but leaves the codes as they are. Frozen codes stay where they are, and so do codes that came from
-        elsewhere in whatever way: only the device knows that, too.
+        A batch without a valid vector is none: the next one starts the codes. Where only the device knows, in a compiled
+        or captured step, such a batch counts, but leaves the codes as they are. Frozen codes stay where they are, and so
+        do codes that came from elsewhere in whatever way.
         """
         if not x_ND.shape[0] and not (self.sync and distributed.world_size() > 1):
             return
-        count: Tensor | float = 1.0
         if self.kmeans_init:
             codes_KD, any_valid = self._k_means(x_ND, valid_N)
+            count = torch.ones_like(any_valid, dtype=self.hits.dtype)
         else:
             grid = self.neighborhood.grid
             codes_KD, vectors = lay_map(x_ND, valid_N, grid, self.metric, self.precision, self.sync)
-            any_valid, count = vectors > 0, vectors / self.size  # as the running counts will be
+            any_valid, count = vectors > 0, (vectors / self.size).to(self.hits)  # as the running counts will be
         known = self.initialized | self.was_filled()
         if self.unit_length:
             codes_KD = F.normalize(codes_KD, dim=1)
         starts_K = any_valid & ~known & ~self.frozen
         self.codes.copy_(torch.where(starts_K[:, None], codes_KD, self.codes))
         if not self.learnable:  # sums to match; where only codes were filled, they are still those of other codes
-            empty_K = ~self.initialized & ((self.counts == 0) if self.kmeans_init else starts_K)
-            self.counts.copy_(torch.where(empty_K, count, self.counts))
-            self.sums.copy_(torch.where(self.initialized, self.sums, self.codes * self.counts[:, None]))
-        self.initialized.fill_(True)
-        self.is_initialized = True
+            first = any_valid & ~self.initialized
+            counts_K = torch.where(first & (self.counts == 0) if self.kmeans_init else starts_K, count, self.counts)
+            self.counts.copy_(counts_K)
+            self.sums.copy_(torch.where(first, self.codes * counts_K[:, None], self.sums))
+        self.initialized.logical_or_(any_valid)
+        self.is_initialized = bool(self.initialized) if self._has_values(self.initialized) else True
 
     def _k_means(self, x_ND: Tensor, valid_N: Tensor) -> tuple[Tensor, Tensor]:
         """(centers [K, D], whether there was any vector)."""

@@ -80,6 +80,7 @@ class CodebookState(nn.Module):
         self.register_buffer("codes_before", None, persistent=False)
         self.register_buffer("step_before", None, persistent=False)
         # On the host, so that no step asks the device: whether the codes have their start, whether anything is pending.
+        self.starts = not initialized  # from the first batch
         self.is_initialized = initialized
         self.is_pending = False
 
@@ -102,7 +103,7 @@ class CodebookState(nn.Module):
             with torch.inference_mode(False) if evaluates else nullcontext():  # what is made within cannot be trained
                 self._make_float32()
         if not self.is_initialized and self._has_values(self.initialized):
-            self.is_initialized = bool(self.initialized)
+            self.is_initialized = bool(self.initialized) or not self.starts
 
     def _make_float32(self) -> None:
         for name, buffer in list(self._buffers.items()):
@@ -170,7 +171,7 @@ class CodebookState(nn.Module):
             self._complete(state, prefix, errors)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
         if self._has_values(self.initialized):
-            self.is_initialized = bool(self.initialized)
+            self.is_initialized = bool(self.initialized) or not self.starts
 
     def _complete(self, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
         """Make of a stored state one of this codebook: from before a buffer existed, in half precision, on a map."""

@@ -120,9 +120,8 @@ def _plane(x_ND: Tensor, valid_N: Tensor, grid: Grid, sync: bool) -> tuple[Tenso
     stats = _over_ranks(stats, sync)
     vectors = stats[-1].clone()
     mean_D = stats[:-1] / vectors.clamp(min=1)
-    # Less their mean, float32 is precise enough for their squares, however far from the origin they are.
-    centered_ND = torch.where(valid_N[:, None], x_ND - mean_D.to(x_ND.dtype), 0)
-    covariance_DD = _over_ranks((centered_ND.T @ centered_ND).double(), sync) / vectors.clamp(min=1)
+    centered_ND = torch.where(valid_N[:, None], x_ND - mean_D, 0)
+    covariance_DD = _over_ranks(centered_ND.T @ centered_ND, sync) / vectors.clamp(min=1)
     sized = ((covariance_DD.diagonal().sum() + mean_D.square().sum()) / d).sqrt()
     away_KD = torch.zeros(grid.size, d, dtype=torch.float64, device=x_ND.device)
     places = _unit_places(grid, d, x_ND.device)

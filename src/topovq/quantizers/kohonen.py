@@ -137,6 +137,7 @@ class KohonenVQ(Layer, HubModule):
         metric = "cosine" if use_cosine_sim else metric
         check_metric(metric)
         check_precision(precision)
+        usual_decay = recommended_decay(steps)
         lattice = make_grid(codebook_size, grid, topology, wrap)
         around = make_neighborhood(lattice, steps, neighborhood, tau, radius, schedule)
         kind = codebook_kind(learnable_codebook, directional and threshold_ema_dead_code > 0, extras)
@@ -147,7 +148,7 @@ class KohonenVQ(Layer, HubModule):
                 ride=neighborhood == "ride",
                 metric=metric,
                 precision=precision,
-                decay=recommended_decay(steps) if decay is None else decay,
+                decay=usual_decay if decay is None else decay,
                 eps=eps,
                 count_init=count_init,
                 update_empty=neighborhood != "narrowing" if update_empty is None else update_empty,

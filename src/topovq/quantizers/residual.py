@@ -92,6 +92,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         self.codebook_dim = dim if codebook_dim is None else codebook_dim
         self.codebook_sizes = sizes
         self.shared_codebook = shared_codebook
+        self.started = False
         self.dropout: Dropout | None = None
         if quantize_dropout:
             self.dropout = Dropout(len(sizes), quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
@@ -256,11 +257,13 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         return [vq.codebook_of(0) for vq in self.quantizers]
 
     def has_started(self) -> bool:
-        """Whether no codebook is still to take its start from the data."""
-        books = self.books()
-        for book in books:
-            book.settle()
-        return all(book.is_initialized for book in books)
+        """Whether no codebook is still to take its start from the data; a second forward sees what the first one saw."""
+        if not in_backward():
+            books = self.books()
+            for book in books:
+                book.settle()
+            self.started = all(book.is_initialized for book in books)
+        return self.started
 
     @property
     def skipped(self) -> Tensor:
