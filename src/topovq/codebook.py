@@ -307,9 +307,9 @@ class Codebook(CodebookState):
         """Start from the first batch: as a map laid over it, or with `kmeans_init` from vectors drawn from it, then
         `kmeans_iters` steps of Lloyd's algorithm.
 
-        A batch without a valid vector is none: the next one starts the codes. Where only the device knows, in a compiled
-        or captured step, such a batch counts, but leaves the codes as they are. Frozen codes stay where they are, and so
-        do codes that came from elsewhere in whatever way.
+        A batch without a valid vector is none: the next one starts the codes. Where only the device knows, in a
+        compiled or captured step, such a batch counts, but leaves the codes as they are. Frozen codes stay where they
+        are, and so do codes that came from elsewhere in whatever way.
         """
         if not x_ND.shape[0] and not (self.sync and distributed.world_size() > 1):
             return

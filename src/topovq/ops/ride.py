@@ -34,7 +34,9 @@ def pull_at(step: Tensor, decay: float) -> Tensor:
     return pull.clamp(max=1)
 
 
-def ride(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, around: Neighborhood, step: Tensor, decay: float) -> Tensor:
+def ride(
+    codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, around: Neighborhood, step: Tensor, decay: float
+) -> Tensor:
     """u [K, D], how far each code rides: GAIN times the mean, over vectors x of a batch with winners j, weighted by
     A_jk, of (x - w_j) + lam (w_j - w_k)."""
     pull = pull_at(step, decay).to(codes_KD)

@@ -54,7 +54,9 @@ def sample_rows(x_ND: Tensor, valid_N: Tensor, count: int, sync: bool) -> tuple[
     return (distributed.sum_over_ranks(rows) if several else rows), total > 0
 
 
-def lay_map(x_ND: Tensor, valid_N: Tensor, grid: Grid, metric: str, precision: str, sync: bool) -> tuple[Tensor, Tensor]:
+def lay_map(
+    x_ND: Tensor, valid_N: Tensor, grid: Grid, metric: str, precision: str, sync: bool
+) -> tuple[Tensor, Tensor]:
     """(codes [K, D] float32 at least, number of valid vectors, 0-dim): a map laid over the valid vectors of all ranks.
 
     It starts as a plane through their mean, along the directions in which they differ most, the longest axis of the map

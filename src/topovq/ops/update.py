@@ -1,4 +1,4 @@
-"""update: one step of a rule on a codebook's state, in place: Kohonen's, or "ride" (the equations are in codebook.py)."""
+"""update: one step of Kohonen's rule, or of "ride", on a codebook's state, in place (codebook.py has the equations)."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ class KohonenVQ(Layer, HubModule):
     The learning rule (codebook.py)
         decay           0.99 if not given; less where `steps` is below 6,000 (neighborhood.py: recommended_decay);
                         1 keeps the codes where they start
-        update_empty    whether the statistics of codes that receive nothing decay, and counts are smoothed by eps ("ride"
-                        never smooths them). If not given: True, as in the paper; False with "narrowing", since smoothing
-                        pulls codes that receive little to the origin
+        update_empty    whether the statistics of codes that receive nothing decay, and counts are smoothed by eps
+                        ("ride" never smooths them). If not given: True, as in the paper; False with "narrowing", since
+                        smoothing pulls codes that receive little to the origin
         eps, count_init, count_smoothing
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
         threshold_ema_dead_code     revive codes that lately received less than this at vectors of the batch: below 1 a
@@ -129,8 +129,8 @@ class KohonenVQ(Layer, HubModule):
         neighborhood = neighborhood_name(neighborhood, tau, radius, schedule)
         if learnable_codebook and neighborhood in RECOMMENDED:
             raise ValueError(
-                f"neighborhood={neighborhood!r} is a way to move running means, which codes that follow the gradient do "
-                f"not have: choose one of {', '.join(map(repr, NEIGHBORHOODS))}"
+                f"neighborhood={neighborhood!r} moves running means, which codes that follow the gradient do not have: "
+                f"choose one of {', '.join(map(repr, NEIGHBORHOODS))}"
             )
         if use_cosine_sim and metric not in ("euclidean", "cosine"):
             raise ValueError(f"use_cosine_sim=True and metric={metric!r} exclude each other: give one")

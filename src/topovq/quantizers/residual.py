@@ -257,7 +257,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         return [vq.codebook_of(0) for vq in self.quantizers]
 
     def has_started(self) -> bool:
-        """Whether no codebook is still to take its start from the data; a second forward sees what the first one saw."""
+        """Whether no codebook is still to take its start from the data; a second forward is told what the first was."""
         if not in_backward():
             books = self.books()
             for book in books:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topovq.neighborhood import narrowing, recommended_decay
-from topovq.quantizers.kohonen import RECOMMENDED, REACH, follows_gradient, make_grid
+from topovq.quantizers.kohonen import REACH, RECOMMENDED, follows_gradient, make_grid
 from topovq.tokenizer.models import MODELS, Tokenizer, as_meant, check_name, check_options, spelled_out
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
@@ -136,8 +136,8 @@ class TrainConfig:
             options = {"neighbor_reduction": started["neighbor_reduction"], **options}
         kind = options.get("quantizer", "kohonen") if self.quantizer == "residual" else self.quantizer
         given = [name for name in REACH if options.get(name) is not None]
-        if given == ["neighborhood"] and options["neighborhood"] in RECOMMENDED:
-            given = ["steps"]  # which are those of the training, if no others are named
+        if options.get("neighborhood") in RECOMMENDED:
+            given = ["steps"] if {*given} <= {"steps", "neighborhood"} else given
         if kind not in OPEN or follows_gradient(options) or (given and given != ["steps"]):
             return spelled_out(self.quantizer, options)
         kept = {name: value for name, value in options.items() if name != "steps"}
