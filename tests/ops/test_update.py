@@ -71,10 +71,11 @@ def test_the_operation_that_rides_keeps_to_its_schema_and_is_the_function(revive
     for made in (state, expected):
         made.idle_K.fill_(NEVER + 10**6)
     torch.library.opcheck(torch.ops.topovq.update.default, (*state, *batch, *neighborhood.numbers, *rule))
-    torch.ops.topovq.update.default(*state, *batch, *neighborhood.numbers, *rule)
-    update(expected, batch, neighborhood, rule)
+    for _ in range(9):  # a dead code asks one place at a time
+        torch.ops.topovq.update.default(*state, *batch, *neighborhood.numbers, *rule)
+        update(expected, batch, neighborhood, rule)
     assert all(torch.equal(a, b) for a, b in zip(state, expected))
-    assert (state.idle_K == NEVER).any() == revive
+    assert ((state.idle_K >= NEVER) & (state.idle_K < NEVER + 10)).any() == revive
 
 
 def test_the_operation_that_lays_a_map_is_the_function():
