@@ -40,9 +40,14 @@ def ride(
     """u [K, D], how far each code rides: GAIN times the mean, over vectors x of a batch with winners j, weighted by
     A_jk, of (x - w_j) + lam (w_j - w_k)."""
     pull = pull_at(step, decay).to(codes_KD)
-    moved_KD, weight_K = smooth(sums_KD - (1 - pull) * counts_K[:, None] * codes_KD, counts_K, around, step)
+    moved_KD, weight_K = smooth(residuals(codes_KD, sums_KD, counts_K, step, decay), counts_K, around, step)
     rides_K1 = (weight_K > LEAST_WEIGHT)[:, None]
     return torch.where(rides_K1, GAIN * (moved_KD / torch.where(rides_K1, weight_K[:, None], 1) - pull * codes_KD), 0)
+
+
+def residuals(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, step: Tensor, decay: float) -> Tensor:
+    """F [K, D]: each code's sum, less what it would be at the code, but for the pull's share of that."""
+    return sums_KD - (1 - pull_at(step, decay).to(codes_KD)) * counts_K[:, None] * codes_KD
 
 
 def revive_on_map(

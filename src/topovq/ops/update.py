@@ -106,10 +106,12 @@ def _by_kernels(codes_KD: Tensor) -> bool:
 
 def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
-    if _by_kernels(codes_KD) and neighborhood.grid.ndim <= 3 and not rule.ride:
+    if _by_kernels(codes_KD) and neighborhood.grid.ndim <= 3:
+        from topovq.ops.triton.ride import ride_triton
         from topovq.ops.triton.update import update_triton
 
-        update_triton(state, Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous()), neighborhood, rule)
+        move = ride_triton if rule.ride else update_triton
+        move(state, Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous()), neighborhood, rule)
         return
     if rule.ride:
         _ride(state, batch, neighborhood, rule)
