@@ -16,7 +16,7 @@ import os, re, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops.triton import accumulate, codes, quantize, search, smooth, thin, update
+from topovq.ops.triton import accumulate, codes, quantize, ride, search, smooth, thin, update
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "idle_ptr": "*i32",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
@@ -66,8 +66,20 @@ for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", Fa
         how = {"SCHEDULE": schedule, "WRAP": wrap, "LEAD": lead}
         how |= {"BLOCK_I": tile.block_i, "BLOCK_C": tile.block_c, "BLOCK_J": smooth.BLOCK_J, **ones}
         for long, to_points in ((False, False), (True, False), (True, True)):
-            way = {"LONG": long, "TO_POINTS": to_points, "BUT_NARROW": schedule != "linear"}
+            way = {"LONG": long, "TO_POINTS": to_points, "BUT_NARROW": schedule != "linear", "RIDE": False}
             build(smooth._axis_kernel, {**how, **way})
+        if schedule == "harmonic" or wrap:
+            way = {"SCHEDULE": "harmonic", "LEAD": "whole", "LONG": False, "TO_POINTS": False, "BUT_NARROW": False}
+            build(smooth._axis_kernel, {**how, **way, "RIDE": True})
+for axes, hexagonal, d in ((1, False, 8), (2, False, 64), (2, True, 8), (3, False, 256)):
+    lattice = {"WRAP0": axes == 3, "WRAP1": hexagonal, "WRAP2": axes == 3, "HEXAGONAL": hexagonal}
+    lattice |= {name: 1 for name in ("n0", "n1")[: 3 - axes]}
+    rule = {"UPDATE_EMPTY": not hexagonal, "COSINE": hexagonal}
+    who = {"asked_ptr": "*i32", "heard_ptr": "*i32"}
+    build(ride._counts_kernel, {"UPDATE_EMPTY": not hexagonal, "BLOCK": ride.COUNTS}, **who)
+    shape = {"DP": d, "BLOCK_K": 2048 // d, "PROGRAMS": 16}
+    build(ride._codes_kernel, {**rule, "REVIVE": True, "AXES": axes, **lattice, **shape}, **who)
+    build(ride._revive_kernel, {"COSINE": hexagonal, "DP": d, "BLOCK_K": 4096 // d}, **who)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False),
     ("gaussian", "exponential", False),

@@ -19,7 +19,7 @@ from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
-from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
+from topovq.quantizers.kohonen import KohonenVQ, as_saved, follows_gradient, neighborhood_name
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.results import Quantized
@@ -93,6 +93,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         self.codebook_dim = dim if codebook_dim is None else codebook_dim
         self.codebook_sizes = sizes
         self.shared_codebook = shared_codebook
+        self.started = False
         self.dropout: Dropout | None = None
         if quantize_dropout:
             self.dropout = Dropout(len(sizes), quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
@@ -109,6 +110,9 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         if kind is GradientVQ:
             options = {**REDUCTION, **options}
             (getattr(self, "_hub_mixin_config", None) or {}).update(neighbor_reduction=options["neighbor_reduction"])
+        if kind is KohonenVQ and not follows_gradient(options):
+            reach = [options.get(name) for name in ("neighborhood", "tau", "radius", "schedule")]
+            (getattr(self, "_hub_mixin_config", None) or {}).update(neighborhood=neighborhood_name(*reach))
         self.layers = nn.ModuleList(kind(self.codebook_dim, size, **options) for size in sizes)
         if shared_codebook:
             for layer in self.quantizers[1:]:
@@ -118,8 +122,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
 
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> Self:
-        before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
-        return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
+        return super()._from_pretrained(**residual_as_saved(arguments))
 
     def forward(
         self,
@@ -263,11 +266,13 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         return [vq.codebook_of(0) for vq in self.quantizers]
 
     def has_started(self) -> bool:
-        """Whether no codebook is still to take its start from the data."""
-        books = self.books()
-        for book in books:
-            book.settle()
-        return all(book.is_initialized for book in books)
+        """Whether no codebook is still to take its start from the data; a second forward is told what the first was."""
+        if not in_backward():
+            books = self.books()
+            for book in books:
+                book.settle()
+            self.started = all(book.is_initialized for book in books)
+        return self.started
 
     @property
     def skipped(self) -> Tensor:
@@ -300,6 +305,14 @@ class ResidualVQ(Layout, Quantizer, HubModule):
                 layer.project_out = nn.Linear(self.codebook_dim, self.dim).to(weight)
             self.project_in, self.project_out = nn.Identity(), nn.Identity()
         super()._load_from_state_dict(state, prefix, *rest)
+
+
+def residual_as_saved(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer that was saved some time ago, as they were meant then."""
+    kind = arguments.get("quantizer", "kohonen")
+    if kind == "kohonen":
+        return as_saved(arguments)
+    return {**REDUCTION_BEFORE, **arguments} if kind == "gradient" else arguments
 
 
 def layer_sizes(codebook_size: int | Sequence[int], num_quantizers: int | None) -> tuple[int, ...]:
