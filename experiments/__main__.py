@@ -17,8 +17,7 @@ from tyro.conf import Positional, arg
 
 from experiments.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
 from experiments.plots import save
-from experiments.records import Records
-from experiments.runs import missing, run_all
+from experiments.runs import Records, missing, run_all
 from experiments.scale import draw_scale, make_scale
 from experiments.specs import QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
 from experiments.tables import FORMATS, Table, as_csv, make_table, markdown
