@@ -277,7 +277,6 @@ def run(cell: Cell, train: Tensor, val: Tensor) -> dict[str, Any]:
         rows.append(training.measure())
     return {
         "study": "clients",
-        "id": cell.id,
         "cell": asdict(cell),
         "rows": rows,
         "ms": 1e3 * training.seconds / max(1, training.timed),
@@ -329,7 +328,7 @@ def run_cells(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = environment(device, commit)
     known = read(out)
-    done = {record["id"] for record in known}
+    done = {Cell(**record["cell"]).id for record in known}
     pace = {record["cell"]["method"]: record["ms"] for record in known if "ms" in record}
     images: dict[str, tuple[Tensor, Tensor]] = {}
     for cell in wanted:
@@ -347,7 +346,7 @@ def run_cells(
         except (RuntimeError, ValueError, ImportError) as error:
             traceback.print_exc(limit=-4)
             broken = "CUDA" in str(error) and not isinstance(error, torch.OutOfMemoryError)
-            record = {"study": "clients", "id": cell.id, "cell": asdict(cell), "failed": str(error).splitlines()[0]}
+            record = {"study": "clients", "cell": asdict(cell), "failed": str(error).splitlines()[0]}
         with open(out, "a") as file:
             file.write(json.dumps({**record, **facts}) + "\n")
         say(summary(cell, record))

@@ -272,4 +272,4 @@ def cells() -> list[Cell]:
     return found
 
 
-QUICK = Cell(data="photos", K=64, d=8, steps=40, crop=16, hidden=16, batch=8)
+QUICK_CELL = Cell(data="photos", K=64, d=8, steps=40, crop=16, hidden=16, batch=8)
