@@ -160,21 +160,26 @@ class Run:
         self.optimizer = torch.optim.AdamW(
             parameters, cell.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True, capturable=cuda
         )
+        self.graphed = cuda and self.quantizer.graphable
+        self.see(train, val)
+        torch.manual_seed(5_000 + cell.seed)
+
+    def see(self, train: Tensor, val: Tensor) -> None:
+        """Start, or with what was learned start again, on these images."""
+        cell = self.cell
         order = torch.Generator().manual_seed(1_000 + cell.seed)
         number = (cell.steps + 1) * cell.batch
         epochs = [torch.randperm(len(train), generator=order) for _ in range(math.ceil(number / len(train)))]
         self.crops = Crops.drawn(train, torch.cat(epochs)[:number].view(-1, cell.batch), cell.crop, order)
         tokens = (cell.crop // cell.stride) ** 2
         each = max(LEAST_CROPS, math.ceil(TOKENS_A_CODE * cell.K / (tokens * len(val))))
-        at_once = 256 if cuda else 32
+        at_once = 256 if train.is_cuda else 32
         which = torch.arange(len(val)).repeat_interleave(each)
         which = torch.cat([which, which[: -len(which) % at_once]])
         self.seen = Crops.drawn(val, which.view(-1, at_once), cell.crop, torch.Generator().manual_seed(7))
         self.t = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.graphed = cuda and self.quantizer.graphable
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done, self.timed, self.seconds = 0, 0, 0.0
-        torch.manual_seed(5_000 + cell.seed)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(reconstruction, what was quantized, tokens, the quantizer's loss)."""

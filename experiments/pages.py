@@ -20,10 +20,12 @@ from typing import Any
 
 from PIL import Image
 
+from experiments.clients import draw_clients, make_clients
 from experiments.figures import FROM_RECORDS, draw, figures_of
+from experiments.plots import save
 from experiments.runs import Record, Records, Spread, facts
 from experiments.scale import make_scale
-from experiments.specs import Cell, Dataset, Options, cells, configs
+from experiments.specs import CLIENTS, Cell, Dataset, Options, cells, configs
 from experiments.tables import Table, as_csv, make_table
 from topovq.neighborhood import LEAST_START, Schedule
 from topovq.storage import write_atomic
@@ -57,7 +59,14 @@ TOKENIZER = {  # of the methods of records/ride that anybody can use today
 }
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly
-PLOTS = ("initialization", "perplexity", "neighborhoods", "shift-psnr", "topography")  # few colors: a palette will do
+PLOTS = (
+    CLIENTS,
+    "initialization",
+    "perplexity",
+    "neighborhoods",
+    "shift-psnr",
+    "topography",
+)  # few colors: a palette will do
 
 
 def tables(records: Records) -> Iterator[Table]:
@@ -67,6 +76,12 @@ def tables(records: Records) -> Iterator[Table]:
             yield make_table(name, Options(dataset, seeds, partial=True, **LENGTHS[dataset]), records)
     yield make_scale(Options("cifar10", seeds=3, partial=True, codebooks=SIZES), records)
     yield make_scale(Options("celebahq_afhq", seeds=1, **LENGTHS["celebahq_afhq"]), records)
+
+
+def clients(records: Path) -> list[Table]:
+    """The study `clients`, once there are records of it."""
+    folder = records / CLIENTS
+    return [make_clients(Options(runs=folder, records=(), partial=True))] if folder.is_dir() else []
 
 
 def levels(records: Records) -> list[Line]:
@@ -284,7 +299,7 @@ def _but_for_the_rule(run: Record) -> tuple[object, ...]:
 
 def write_tables(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     every = Records([records])
-    texts = {table.name: as_csv(table) for table in tables(every)}
+    texts = {table.name: as_csv(table) for table in (*tables(every), *clients(records))}
     texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every)), "tokenizer": _csv(tokenizer(records))}
     texts |= {"schedules": _csv(schedules(records)), "decay": _csv(decays(records))}
     texts |= {"smoothing": _csv(smoothing(records)), "update-empty": _csv(update_empty(records))}
@@ -309,6 +324,9 @@ def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
             with tempfile.TemporaryDirectory() as folder:
                 options = Options(dataset, partial=True, runs=records, records=(), out=Path(folder), **length)
                 written.append(put(draw(name, options)[0], docs, name, dataset))
+    for table in clients(records):
+        with tempfile.TemporaryDirectory() as folder:
+            written.append(put(save(draw_clients(table), Path(folder), CLIENTS)[0], docs, CLIENTS, "cifar10"))
     return written
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments import clients_run
+from experiments import clients_run, pages
 from experiments.__main__ import main
 from experiments.clients import COLUMNS, LABELS, draw_clients, make_clients
 from experiments.clients_run import Crops, load_images, pack, read, run_cells
@@ -77,7 +77,7 @@ def test_the_table_has_the_means_over_seeds(tmp_path: Path) -> None:
     assert (fsq["n"], fsq["topographic_error"], theirs["psnr"]) == ("1", "", "21.5")
     told = markdown(table)
     assert "21.00 ± 1.00" in told
-    assert "its rule, written for a CUDA graph by 0.50 dB at the end" in told  # where a peer wins
+    assert "vector-quantize-pytorch, rewritten by 0.50 dB at the end" in told  # where a peer wins
     assert "Not measured yet: imagenet160 K=16384 d=8 euclidean ema 5000 steps" in told
 
 
@@ -177,3 +177,11 @@ def test_the_runs_need_few_packages() -> None:
     absent = ("tyro", "rich", "fastapi", "huggingface_hub", "matplotlib", "sklearn", "pyarrow")
     code = f"import sys\nsys.modules.update(dict.fromkeys({absent}))\nimport experiments.clients_run"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_pages_show_it_once_there_are_records(tmp_path: Path) -> None:
+    assert pages.clients(tmp_path) == []
+    (tmp_path / "clients").mkdir()
+    write(tmp_path / "clients", [record(Cell(method="ema"), 20.0)])
+    (table,) = pages.clients(tmp_path)
+    assert [row[4] for row in table.values] == ["ema"]
