@@ -20,6 +20,7 @@ from topovq.ops.smooth import smooth
 
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
 STRAY = 10.0  # times as far out as the codes in use: a dead code beyond is far outside the data
+SSIM_SIDE, SSIM_WIDTH = 11, 1.5  # pixels of the window, and of its Gaussian
 
 
 # Use of the codes
@@ -243,3 +244,31 @@ def to_psnr(squared_error: float) -> float:
 def psnr(ours: Tensor, theirs: Tensor) -> float:
     """Peak signal-to-noise ratio of two uint8 images in dB."""
     return to_psnr(float((ours.double() - theirs.double()).square().mean()))
+
+
+def ssim(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Structural similarity of images [B, C, H, W] with pixels 0 to 255, [B] (Wang et al. 2004).
+
+    Means, variances and covariance are under an 11 x 11 Gaussian of width 1.5; the borders are left out.
+    """
+    if ours.shape != theirs.shape or ours.ndim != 4 or min(ours.shape[2:]) < SSIM_SIDE:
+        raise ValueError(
+            f"images of shapes {tuple(ours.shape)} and {tuple(theirs.shape)} must be alike, [B, C, H, W] with at least "
+            f"{SSIM_SIDE} pixels a side"
+        )
+    x, y = ours.double(), theirs.double()  # differences of squares; and float32 convolutions may round to 10 bits
+    offset = torch.arange(SSIM_SIDE, device=x.device, dtype=x.dtype) - SSIM_SIDE // 2
+    weight = torch.exp(-offset.square() / (2 * SSIM_WIDTH**2))
+    weight = (weight / weight.sum()).expand(x.shape[1], 1, 1, -1)
+
+    def mean(z: Tensor) -> Tensor:
+        z = torch.nn.functional.conv2d(z, weight, groups=x.shape[1])
+        return torch.nn.functional.conv2d(z, weight.mT, groups=x.shape[1])
+
+    mean_x, mean_y = mean(x), mean(y)
+    var_x, var_y = mean(x * x) - mean_x**2, mean(y * y) - mean_y**2
+    covariance = mean(x * y) - mean_x * mean_y
+    near, far = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    similar = (2 * mean_x * mean_y + near) * (2 * covariance + far)
+    similar = similar / ((mean_x**2 + mean_y**2 + near) * (var_x + var_y + far))
+    return similar.mean((1, 2, 3))
