@@ -37,7 +37,7 @@ NARROWEST = 1e-6  # a neighborhood of width 0 is the identity: no division by it
 # The recommended setting, "ride" (codebook.py has the rule, docs/explanation/default.md what it rests on).
 RIDE_WIDTH = 3.0  # cells, from the first update to the last
 GAIN = 0.3  # share of what its neighborhood's vectors moved that a code moves along with
-PULL = 0.2  # of a code to its neighbors, at first, as a share of the pull of the vectors that choose it,
+PULL = 0.3  # of a code to its neighbors, at first, as a share of the pull of the vectors that choose it,
 PULL_SPAN = 2500  # ... falling as 1/sqrt(1 + t / PULL_SPAN)
 LEAST_WEIGHT = 1e-3  # vectors, weighted by distance on the map, without which a code does not ride
 WAIT = 50  # updates without a vector after which a code is dead,
