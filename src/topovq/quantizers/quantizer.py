@@ -24,6 +24,10 @@ class Quantizer(nn.Module):
     graphable = True
     """Whether a training step may be compiled and replayed as a CUDA graph: nothing waits for the device."""
 
+    def __init__(self) -> None:
+        """Its arguments are told by the class."""
+        super().__init__()
+
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """Quantize x, to a Quantized; what else `options` ask for comes after its three values."""
         raise NotImplementedError
