@@ -26,11 +26,13 @@ FLOORS = {
         "state",
         "metrics",
         "rules",
+        "drawing",
         "ops",
         "neighborhood",
         "grid",
         "distributed",
         "missing",
+        "panel",
     ],
 }
 ROOMS = [room for floor in FLOORS.values() for room in floor]

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.metrics import psnr
+from topovq.drawing import draw, enlarge
+from topovq.metrics import neighbor_distances, psnr
 from topovq.storage import write_atomic
-from topovq.tokenizer.atlas import draw, enlarge, map_picture, neighbor_distances
+from topovq.tokenizer.atlas import map_picture
 from topovq.view.report.curves import curves, legend
 from topovq.view.report.images import colored, data_uri, sheet
 from topovq.view.report.study import Study, ssim, study
