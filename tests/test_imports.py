@@ -18,7 +18,7 @@ FLOORS = {
     5: ["__main__", "cli", "demo"],
     4: ["view"],
     3: ["tokenizer"],
-    2: ["som", "convert", "interop"],
+    2: ["som", "callbacks", "convert", "interop"],
     1: [
         "quantizers",
         "storage",
