@@ -79,7 +79,7 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
     assert page.stat().st_size < 5_000_000
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
     assert "<script" not in text
-    assert not re.findall(r'(?:src|href)="(?!data:|#)|url\((?!#)|@import', text)
+    assert not re.findall(r'src="(?!data:)|<link [^>]*href="(?!data:)|url\((?!#)|@import', text)
     for word in (
         "validation loss",
         "perplexity",
@@ -101,6 +101,24 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
     assert sorted(strokes) == sorted("012" * 3)  # three charts of three runs
     ids = re.findall(r' id="([^"]*)"', text)
     assert len(set(ids)) == len(ids)
+
+
+def test_the_training_loss_is_drawn_where_the_record_has_it(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs["plain"], tmp_path / "run")
+    assert "training loss" not in write_report([run], tmp_path / "before.html").read_text()
+    with open(run / "record.jsonl", "a") as record:
+        for step in range(1, 5):
+            record.write(f'{{"event": "train", "step": {step}, "train_loss": {1 / step}}}\n')
+    text = write_report([run], tmp_path / "after.html").read_text()
+    (chart,) = re.findall(r'<svg class="chart" role="img" aria-label="training loss".*?</svg>', text, re.DOTALL)
+    assert re.findall("<title>(.*)</title>", chart) == [
+        "run, step 1: 1", "run, step 2: 0.5", "run, step 3: 0.333333", "run, step 4: 0.25",
+    ]  # fmt: skip
+
+
+def test_a_long_line_has_no_dots() -> None:
+    assert curves("loss", [("a", [(step, 1.0) for step in range(200)])]).count("<title>") == 200
+    assert "<title>" not in curves("loss", [("a", [(step, 1.0) for step in range(201)])])
 
 
 def test_hits_are_the_tokens_of_the_images(runs: dict[str, Path]) -> None:

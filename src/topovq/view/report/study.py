@@ -29,6 +29,7 @@ class Study:
     """
 
     name: str
+    folder: Path
     model: Tokenizer
     maps: list[Chart]
     record: list[dict[str, Any]]
@@ -43,6 +44,11 @@ class Study:
     @property
     def validations(self) -> list[dict[str, Any]]:
         return [line for line in self.record if line["event"] == "validation"]
+
+    @property
+    def training(self) -> list[tuple[int, float | None]]:
+        """(step, training loss), as far as the record has it."""
+        return [(line["step"], line["train_loss"]) for line in self.record if "train_loss" in line and "step" in line]
 
     @property
     def usual(self) -> list[int]:
@@ -77,7 +83,7 @@ def study(run: str | Path, name: str | None = None, limit: int = LOOKED_AT) -> S
     for batch in images_BCHW.split(32):
         for hits_K, plane in zip(hits, to_planes(model.encode(batch))):
             hits_K += code_counts(plane, len(hits_K))
-    return Study(name or folder.resolve().name, model, maps, record, images_BCHW, source, hits)
+    return Study(name or folder.resolve().name, folder, model, maps, record, images_BCHW, source, hits)
 
 
 def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: int) -> tuple[Tensor, str]:
