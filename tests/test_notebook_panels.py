@@ -114,8 +114,11 @@ def test_quantizers_of_many_codebooks_and_of_none():
 
 
 def test_health_shows_every_figure():
-    health = learned(KohonenVQ(4, 12)).health()
+    vq = learned(KohonenVQ(4, 12))
+    assert "drift not known yet" in re.sub(r"\s+", " ", Tags(vq.health()._repr_html_()).text)
+    health = learned(vq).health()
     text = Tags(health._repr_html_()).text
+    assert f"{health.drift:.2%}" in text
     assert [name for name in health._fields if name.replace("_", " ") not in text] == []
     assert f"{health.usage:.1%}" in text
 

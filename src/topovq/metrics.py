@@ -72,8 +72,10 @@ class Health(NamedTuple):
     def _repr_html_(self) -> str:
         """What a notebook shows: the same figures, named, with units."""
         forms = {"usage": ".1%", "perplexity": ",.1f", "drift": ".2%"}
-        figures = self._asdict().items()
-        return panel("Health", {name.replace("_", " "): format(value, forms.get(name, ",")) for name, value in figures})
+        told = {name: format(value, forms.get(name, ",")) for name, value in self._asdict().items()}
+        if math.isnan(self.drift):
+            told["drift"] = "not known yet: it is the way since health was last asked"
+        return panel("Health", {name.replace("_", " "): figure for name, figure in told.items()})
 
 
 def used_lately(idle_K: Tensor, decay: float) -> Tensor:

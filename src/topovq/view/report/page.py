@@ -112,7 +112,7 @@ def _navigation(studies: Sequence[Study], out: Path, links: Sequence[tuple[str, 
 
 def _learning(studies: Sequence[Study]) -> str:
     rows = "".join(f'<tr><th scope="row">{_text(s.name)}</th>{_figures(s)}</tr>' for s in studies)
-    columns = ("run", "steps", "validation loss", "best", "psnr", "perplexity", "codes in use")
+    columns = ("run", "steps", "validation loss", "best", "PSNR", "perplexity", "codes in use")
     head = "<tr>" + "".join(f'<th scope="col">{column}</th>' for column in columns) + "</tr>"
     parts = [_scroller("Figures of the last validation", f"<table>{head}{rows}</table>"), "<h2>Learning</h2>"]
     recorded = [s for s in studies if s.validations]
