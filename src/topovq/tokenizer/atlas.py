@@ -19,6 +19,7 @@ from topovq.drawing import draw, enlarge
 from topovq.drawing import places as places  # here, too, for those who draw a model's maps
 from topovq.grid import Grid
 from topovq.metrics import neighbor_distances as neighbor_distances
+from topovq.metrics import neighbors as neighbors
 from topovq.tokenizer.models import Tokenizer, Tokens, as_levels
 
 BLOCK = 2**20  # pixels decoded at a time

@@ -70,7 +70,7 @@ def write_card(folder: Path, model: Tokenizer, record: Sequence[dict[str, Any]])
 def model_card(name: str, model: Tokenizer, record: Sequence[dict[str, Any]]) -> str:
     """The card's text; `record` is that of a run that validated at least once."""
     config = record[0]
-    known, terms = DATA.get(config["source_name"], ("", ""))
+    known, terms = DATA.get(config.get("source_name", ""), ("", ""))
     return TEXT.format(
         mark=MARK,
         name=name,
@@ -98,12 +98,13 @@ def _tokens(model: Tokenizer) -> str:
 
 
 def _data(config: dict[str, Any], known: str) -> str:
+    """What the source said of itself; one of somebody's own may say little."""
     # The last part of a path alone: a card is published, and where somebody keeps images is not.
-    place = Path(config["source_path"]).name if config["source_path"] else ""
-    what = known or f"Images of `{place or config['source_name']}`"
-    train, size = config.get("source_train_images"), config["source_size"]
-    counts = f"{train:,} to train on, " if train else ""
-    return f"{what}: {counts}{config['source_validation_images']:,} for validation, at {size} x {size} pixels."
+    place = Path(config.get("source_path") or "").name
+    what = known or f"Images of `{place or config.get('source_name', 'a source without a name')}`"
+    counts = {"train_images": "to train on", "validation_images": "for validation"}
+    said = [f"{config[f'source_{key}']:,} {use}" for key, use in counts.items() if config.get(f"source_{key}")]
+    return f"{what}{': ' * bool(said)}{', '.join(said)}."
 
 
 def _figures(record: Sequence[dict[str, Any]]) -> str:
@@ -127,7 +128,10 @@ def _training(config: dict[str, Any], record: Sequence[dict[str, Any]]) -> str:
         "precision": config["precision"],
         "hardware": config["hardware"] + (f", {config['world_size']} processes" if config["world_size"] > 1 else ""),
         "time": f"{record[-1]['seconds']:,.0f} s" if "seconds" in record[-1] else None,
-        "versions": f"topovq {config.get('version_topovq', '?')}, torch {config.get('version_torch', '?')}",
+        "versions": ", ".join(
+            f"{name} {config[key]}" for name in ("topovq", "torch") if (key := f"version_{name}") in config
+        )
+        or None,
         "commit": config.get("commit"),
         "run": config["id"],
     }
