@@ -129,7 +129,6 @@ class HubModule:
     """
 
     _hub_mixin_config: dict[str, Any]  # the constructor's arguments, as far as JSON knows them
-    _card: str | None = None  # of the folder that it was loaded from: what is saved or uploaded next has it, too
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         module = super().__new__(cls)
@@ -148,7 +147,7 @@ class HubModule:
         folder.mkdir(parents=True, exist_ok=True)
         self._save_pretrained(folder)
         if not (folder / CARD).exists():
-            (folder / CARD).write_text(self._card or CARD_TEXT.format(name=type(self).__name__))
+            (folder / CARD).write_text(CARD_TEXT.format(name=type(self).__name__))
         return self.push_to_hub(repo_id or folder.name, **hub) if push_to_hub else None
 
     def push_to_hub(
@@ -179,10 +178,7 @@ class HubModule:
         parameters = inspect.signature(cls.__init__).parameters
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             config = {name: value for name, value in config.items() if name in parameters}
-        module = cls._from_pretrained(model_id=model_id, **hub, **(config | arguments))
-        card = Path(model_id) / CARD
-        module._card = card.read_text(encoding="utf-8") if card.is_file() else None
-        return module
+        return cls._from_pretrained(model_id=model_id, **hub, **(config | arguments))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """The weights and the arguments, each file whole or not at all."""

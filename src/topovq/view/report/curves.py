@@ -18,7 +18,6 @@ INK, SOFT, LINE = "#000001", "#000002", "#000003"
 RUNS = [f"#00010{n}" for n in range(6)]
 NAMES = {INK: "ink", SOFT: "soft", LINE: "line", **{color: f"run{n}" for n, color in enumerate(RUNS)}}
 DASHES: list[tuple[float, ...]] = [(), (7, 3), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2)]
-MOST_DOTS = 200  # points of a line from which on it is a line alone
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "font.size": 8,
@@ -50,7 +49,7 @@ def curves(title: str, runs: Sequence[tuple[str, Points]], percent: bool = False
         for number, (name, points) in enumerate(drawn):
             color, dash = RUNS[number % 6], DASHES[number % 6]
             axes.plot([x for x, _ in points], [y for _, y in points], color=color, dashes=dash or (None, None))
-            for step, value in points if len(points) <= MOST_DOTS else ():
+            for step, value in points:
                 dot = f"point{len(told)}"
                 told[dot] = f"{name}, step {step:,.0f}: {value:{'.1%' if percent else '.6g'}}"
                 size = 5 if len(points) < 40 else 2.5

@@ -32,7 +32,7 @@ EXPLORER, EXPLORED = "http://127.0.0.1:8765/", 2  # where `topovq explore` liste
 PICTURE_BYTES = 3_300_000  # of all pictures together, before base64 makes them a third longer: a page is below 5 MB
 PAIRS, STRIPS = 8, 4  # images shown with their reconstructions, and with their tokens moved
 OFFSETS = range(-3, 4)
-CURVES = {"validation loss": "loss", "perplexity": "perplexity", "codes in use": "usage"}
+CURVES = {"validation loss": "loss", "training loss": "train_loss", "perplexity": "perplexity", "codes in use": "usage"}
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
@@ -121,11 +121,10 @@ def _learning(studies: Sequence[Study]) -> str:
             parts.append(f'<p class="note">{_text(s.name)} has no record of validations, so no curves.</p>')
     if recorded:
         charts = [
-            curves(title, [(s.name, [(v["step"], v[key]) for v in s.validations]) for s in recorded], key == "usage")
+            curves(title, [(s.name, s.curve(key)) for s in recorded], key == "usage")
             for title, key in CURVES.items()
+            if any(key in v for s in recorded for v in s.validations)  # older records have no training loss
         ]
-        if any(s.training for s in recorded):
-            charts.insert(0, curves("training loss", [(s.name, s.training) for s in recorded]))
         parts += [legend([s.name for s in recorded]), f'<div class="row">{"".join(charts)}</div>']
     return "\n".join(parts)
 

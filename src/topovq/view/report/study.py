@@ -45,10 +45,9 @@ class Study:
     def validations(self) -> list[dict[str, Any]]:
         return [line for line in self.record if line["event"] == "validation"]
 
-    @property
-    def training(self) -> list[tuple[int, float | None]]:
-        """(step, training loss), as far as the record has it."""
-        return [(line["step"], line["train_loss"]) for line in self.record if "train_loss" in line and "step" in line]
+    def curve(self, key: str) -> list[tuple[int, float | None]]:
+        """A figure of the validations: (step, value); None where it was not finite or not recorded."""
+        return [(line["step"], line.get(key)) for line in self.validations]
 
     @property
     def usual(self) -> list[int]:
