@@ -54,7 +54,6 @@ class WeightsAndBiases:
             import wandb
         except ImportError:
             raise MissingExtra("wandb", "log") from None
-        self.image = wandb.Image
         self.run = wandb.init(project=project, dir=str(folder), id=run_id, resume="allow", config=config)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
@@ -62,7 +61,9 @@ class WeightsAndBiases:
 
     def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
         """Pictures uint8 [H, W, 3 or 4] by name."""
-        self.run.log({name: self.image(pixels_HWC) for name, pixels_HWC in pictures.items()}, step=step)
+        import wandb
+
+        self.run.log({name: wandb.Image(pixels_HWC) for name, pixels_HWC in pictures.items()}, step=step)
 
     def close(self) -> None:
         self.run.finish()
