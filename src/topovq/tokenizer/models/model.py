@@ -202,7 +202,8 @@ class Tokenizer(nn.Module, HubModule):
         """As in every module that can be saved; with the card it was loaded with, unless the folder has one."""
         card = Path(save_directory) / CARD_FILE
         if self.card is not None and not card.exists():
-            write_atomic(card, self.card.encode())
+            card.parent.mkdir(parents=True, exist_ok=True)
+            card.write_text(self.card, encoding="utf-8")
         return super().save_pretrained(save_directory, **options)
 
 
