@@ -86,6 +86,9 @@ def test_cells_of_a_drawing_have_their_colors(topology):
     seen = {tuple(color) for color in drawn[drawn[..., 3] == 255][:, :3].tolist()}
     assert seen == set(map(tuple, colors.tolist()))
     assert abs(drawn.shape[1] - 90) < 30
+    if topology == "rectangular":
+        assert drawn.shape[:2] == (60, 90)
+        assert drawn[45, 75].tolist() == [15, 16, 17, 255]  # code 5, in row 1 and column 2
 
 
 def test_a_quantizer_shows_its_figures_and_maps_and_stays_as_it_is():

@@ -72,9 +72,15 @@ def enlarge(cells: Tensor | np.ndarray, least: int) -> np.ndarray:
 
 def draw_colors(colors_K3: np.ndarray, grid: Grid, pixels: int = 256) -> np.ndarray:
     """The map with a cell of one color, uint8 [K, 3], at each place: [H, W, 4], about `pixels` wide."""
-    side = max(1, round(pixels / (places(grid)[:, 0].max() + 1)))
-    least = 8 if grid.topology == "hexagonal" else 1  # smaller hexagons have no shape
-    return draw(enlarge(colors_K3[:, :, None, None], max(side, least)), grid)
+    places_K2 = places(grid)
+    width, height = places_K2.max(0).astype(int) + 1
+    side = max(1, round(pixels / width))
+    if grid.topology == "hexagonal":
+        return draw(enlarge(colors_K3[:, :, None, None], max(side, 8)), grid)  # smaller hexagons have no shape
+    sheet = np.zeros((height, width, 4), np.uint8)
+    column_K, row_K = places_K2.T.astype(int)
+    sheet[row_K, column_K] = np.column_stack([colors_K3, np.full(len(colors_K3), 255)])
+    return sheet.repeat(side, 0).repeat(side, 1)
 
 
 def code_colors(codes_KD: Tensor) -> np.ndarray:
