@@ -26,7 +26,7 @@ class Quantizer(nn.Module):
     """Whether a training step may be compiled and replayed as a CUDA graph: nothing waits for the device."""
 
     def __init__(self) -> None:
-        """Its arguments are told by the class."""
+        """The class says what the arguments are."""
         super().__init__()
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
