@@ -106,8 +106,12 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
 
 def test_the_training_loss_is_drawn_where_the_record_has_it(runs: dict[str, Path], tmp_path: Path) -> None:
     run = shutil.copytree(runs["plain"], tmp_path / "run")
-    assert "training loss" not in write_report([run], tmp_path / "before.html").read_text()
     lines = read_record(run / "record.jsonl")
+    for line in lines:
+        for name in ("train_loss", "crc32"):
+            line.pop(name, None)
+    (run / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "training loss" not in write_report([run], tmp_path / "before.html").read_text()
     lines = [{**line, "train_loss": 1 / line["step"]} if line["event"] == "validation" else line for line in lines]
     (run / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = write_report([run], tmp_path / "after.html").read_text()
