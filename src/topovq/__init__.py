@@ -4,6 +4,7 @@ Quantizers  KohonenVQ, GradientVQ, SoftKohonenVQ, ResidualVQ, GroupedResidualVQ;
 Their maps  Grid, Neighborhood, Schedule
 Estimators  SelfOrganizingMap, NeuralGas, GrowingNeuralGas, as in scikit-learn
 Other models' quantizers  replace_quantizers, export_quantizers, convert
+Logs of training loops    topovq.callbacks: Lightning, transformers, Accelerate, Weights & Biases
 """
 
 from __future__ import annotations

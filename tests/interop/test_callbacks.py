@@ -21,6 +21,15 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def wandb(monkeypatch):
+    """The package, which keeps to this machine."""
+    module = pytest.importorskip("wandb", reason="pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    yield module
+    module.finish()
+
+
 def events(folder):
     """(scalars, images) that TensorBoard has: {name: steps}."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -67,9 +76,9 @@ def test_pictures_are_pixels_of_the_map():
         assert pixels.shape == (64 * 3, 64 * 4, 3), name
 
 
-def test_lightning_logs_them(tmp_path):
-    pl = pytest.importorskip("pytorch_lightning", reason="pip install pytorch-lightning")
-    from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+def fit_lightning(steps, loggers, **options):
+    """Six optimizer steps of two batches each."""
+    import pytorch_lightning as pl
 
     from topovq.callbacks import LightningHealth
 
@@ -90,13 +99,18 @@ def test_lightning_logs_them(tmp_path):
         accelerator="cpu",
         devices=1,
         accumulate_grad_batches=2,
-        callbacks=[LightningHealth(every=2, maps_every=3)],
-        logger=[TensorBoardLogger(tmp_path), CSVLogger(tmp_path)],
+        callbacks=[LightningHealth(**options)],
+        logger=loggers,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Lit(), torch.utils.data.DataLoader(data(12), batch_size=None))  # 6 steps
+    trainer.fit(Lit(), torch.utils.data.DataLoader(data(2 * steps), batch_size=None))
+
+
+def test_lightning_logs_them(tmp_path):
+    loggers = pytest.importorskip("pytorch_lightning.loggers", reason="pip install pytorch-lightning")
+    fit_lightning(6, [loggers.TensorBoardLogger(tmp_path), loggers.CSVLogger(tmp_path)], every=2, maps_every=3)
     scalars, images = events(tmp_path)
     assert scalars["vq/usage"] == [2, 4, 6]
     assert scalars["vq/drift"] == [4, 6]
@@ -104,24 +118,25 @@ def test_lightning_logs_them(tmp_path):
     assert "vq/usage" in next(tmp_path.rglob("metrics.csv")).read_text()
     for wrong in ({"every": 0}, {"maps_every": -1}, {"every": 1.5}):
         with pytest.raises(ValueError, match="number of steps"):
-            LightningHealth(**wrong)
+            fit_lightning(1, False, **wrong)
 
 
-def test_transformers_logs_them(tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers", reason="pip install transformers accelerate")
+def train_transformers(folder, report_to):
+    """Four steps; returns the trainer."""
+    import transformers
+
     from topovq.callbacks import TrainerHealth
 
     class Model(Autoencoder):
         def forward(self, x):
             return {"loss": super().forward(x)}
 
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
+        output_dir=str(folder),
         max_steps=4,
         per_device_train_batch_size=32,
         use_cpu=True,
-        report_to=["tensorboard"],
+        report_to=[report_to],
         disable_tqdm=True,
         save_strategy="no",
     )
@@ -129,6 +144,13 @@ def test_transformers_logs_them(tmp_path, monkeypatch):
     trainer = transformers.Trainer(model=Model(), args=arguments, train_dataset=rows)
     trainer.add_callback(TrainerHealth(trainer, every=2, maps_every=4))
     trainer.train()
+    return trainer
+
+
+def test_transformers_logs_them(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="pip install transformers accelerate")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
+    trainer = train_transformers(tmp_path, "tensorboard")
     assert [line["step"] for line in trainer.state.log_history if "vq/usage" in line] == [2, 4]
     scalars, images = events(tmp_path)
     assert scalars["train/vq/usage"] == [2, 4]
@@ -153,11 +175,9 @@ def test_accelerate_logs_them(tmp_path):
     assert images == {name: [4] for name in PICTURES}
 
 
-def test_wandb_logs_them(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="pip install wandb")
+def test_wandb_logs_them(tmp_path, wandb):
     from topovq.callbacks import log_to_wandb
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
     model = Autoencoder()
     with wandb.init(dir=str(tmp_path), project="topovq") as run:
         for step, batch in enumerate(data(3)):
@@ -169,9 +189,19 @@ def test_wandb_logs_them(tmp_path, monkeypatch):
     assert len(list(tmp_path.rglob("vq/codes_*.png"))) == 3
 
 
-def test_a_run_shows_its_pictures_in_wandb(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="pip install wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+def test_wandb_gets_them_through_the_others(tmp_path, wandb):
+    loggers = pytest.importorskip("pytorch_lightning.loggers", reason="pip install pytorch-lightning")
+    pytest.importorskip("transformers", reason="pip install transformers accelerate")
+    fit_lightning(2, loggers.WandbLogger(save_dir=tmp_path, offline=True), every=1, maps_every=1)
+    assert set(wandb.run.summary.keys()) >= PICTURES | {"vq/usage"}
+    wandb.finish()
+    with wandb.init(dir=str(tmp_path)) as run:
+        train_transformers(tmp_path, "wandb")
+        assert set(run.summary.keys()) >= PICTURES | {"train/vq/usage"}
+
+
+@pytest.mark.usefixtures("wandb")
+def test_a_run_shows_its_pictures_in_wandb(tmp_path):
     run = make_run(tmp_path / "run", wandb="topovq")
     assert len(list(run.rglob("validation/map_*.png"))) == 2  # one at each validation
     assert len(list(run.rglob("validation/reconstructions_*.png"))) == 2
