@@ -122,7 +122,8 @@ def test_health_shows_every_figure():
     health = learned(vq).health()
     text = Tags(health._repr_html_()).text
     assert f"{health.drift:.2%}" in text
-    assert [name for name in health._fields if name.replace("_", " ") not in text] == []
+    assert [name for name in health._fields if name.replace("_", " ") not in text] == ["advice"]  # there is none
+    assert "advice mend <them>" in re.sub(r"\s+", " ", Tags(health._replace(advice="mend <them>")._repr_html_()).text)
     assert f"{health.usage:.1%}" in text
 
 

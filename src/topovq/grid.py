@@ -136,6 +136,21 @@ class Grid:
         row, column = coords.unbind(-1)
         return torch.stack([row * ROW_HEIGHT, column + 0.5 * (row % 2)], -1)
 
+    def at(self, points: Tensor) -> Tensor:
+        """Flat indices int64 [...] of the places nearest to points [..., D] of `positions`; -1 where there is no code.
+
+        Axes that wrap go round; beyond an open border there is nothing.
+        """
+        along = list(points.double().unbind(-1))
+        if self.topology == "hexagonal":
+            row = (along[0] / ROW_HEIGHT + 0.5).floor()
+            along = [row, along[1] - 0.5 * (row % 2)]
+        places = [(a + 0.5).floor().long() for a in along]
+        places = [p % n if wraps else p for p, n, wraps in zip(places, self.shape, self.wrap)]
+        on = torch.stack([(p >= 0) & (p < n) for p, n in zip(places, self.shape)]).all(0)
+        index = self._flatten(places)
+        return torch.where(on & (index < self.size), index, -1)
+
     @property
     def periods(self) -> tuple[float, ...]:
         """The length of each axis in the units of `positions`, where it wraps; infinity where it is open."""

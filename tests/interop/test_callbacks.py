@@ -12,7 +12,7 @@ from torch import nn
 from topovq import KohonenVQ, ResidualVQ, callbacks
 from topovq.callbacks import figures, pictures
 
-FIGURES = {f"vq/{name}" for name in KohonenVQ(2, 4).health()._fields}
+FIGURES = {f"vq/{name}" for name in KohonenVQ(2, 4).health()._fields} - {"vq/advice"}
 PICTURES = {"vq/codes", "vq/u_matrix", "vq/hits"}
 
 

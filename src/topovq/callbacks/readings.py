@@ -21,7 +21,7 @@ def figures(model: nn.Module) -> dict[str, float]:
     found = {}
     for name, quantizer in quantizers_of(model).items():
         for field, value in quantizer.health()._asdict().items():
-            if math.isfinite(value):
+            if isinstance(value, int | float) and math.isfinite(value):  # not the advice
                 found[f"{name}/{field}"] = float(value)
     return found
 
