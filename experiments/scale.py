@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.plots import canvas, style
-from experiments.records import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures
+from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures
 from experiments.specs import QUICK, SCALE, Cell, Options, cells
 from experiments.tables import Table, check_whole
 from topovq.view.pictures import COLORS

@@ -31,6 +31,7 @@ ROUNDING = 0.1  # by how much a number of images may differ and be the paper's n
 
 TABLES = ("sensitivity", "main", "robustness", "ablation", "gradient")
 SCALE = "scale"
+CLIENTS = "clients"
 SEEDS = 5
 FEWER_SEEDS = 3  # of the tables with many cells
 PAPER_STEPS = 30_000

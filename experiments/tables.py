@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Drawn
 
-from experiments.records import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, some
+from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, some
 from experiments.specs import (
     COLUMNS,
     IMAGES,

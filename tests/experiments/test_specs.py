@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records import Records
+from experiments.runs import Records
 from experiments.specs import QUICK, TABLES, Cell, Options, cells, configs, targets
 
 

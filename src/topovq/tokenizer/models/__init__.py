@@ -1,4 +1,4 @@
-"""VQ-VAE and VQ-VAE-2: from images to tokens and back."""
+"""VQ-VAE, VQ-VAE-2 and VQGAN: from images to tokens and back."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from topovq.tokenizer.models.registry import (
     codes_of,
     spelled_out,
 )
+from topovq.tokenizer.models.vqgan import VQGAN
 from topovq.tokenizer.models.vqvae import VQVAE
 from topovq.tokenizer.models.vqvae2 import VQVAE2
 
-MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2)}
+MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2, VQGAN)}
 
 __all__ = [
     "CONFIG_FILE",
     "MODELS",
     "QUANTIZERS",
+    "VQGAN",
     "VQVAE",
     "VQVAE2",
     "WEIGHTS_FILE",

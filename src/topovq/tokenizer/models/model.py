@@ -44,7 +44,7 @@ class Output(NamedTuple):
 
 
 class Tokenizer(nn.Module, HubModule):
-    """Base of VQVAE and VQVAE2: normalization, losses, tokens, saving.
+    """Base of VQVAE, VQVAE2 and VQGAN: normalization, losses, tokens, saving.
 
     Subclasses give `features`, `reconstruct` and, with several levels, `descend`.
     """

@@ -25,7 +25,8 @@ IDENTITY = (
 )
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb")
 OPEN = ("kohonen", "soft")  # quantizers whose neighborhood may be left open
-DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4)}  # batch size and learning rate of the paper's models
+# Batch size and learning rate: the paper's, and those usual for the third.
+DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4), "vqgan": (64, 1e-4)}
 
 
 @dataclass
@@ -44,7 +45,7 @@ class TrainConfig:
     """Processes that decode images; the data set's own default if not given."""
 
     model: str = "vqvae"
-    """vqvae (one level of tokens) or vqvae2 (two or more)."""
+    """vqvae (one level of tokens), vqvae2 (two or more) or vqgan (one level; deeper, with attention)."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """Other arguments of the model, such as hidden=64 stride=8."""
     codebook_size: int = 512
@@ -59,9 +60,9 @@ class TrainConfig:
     steps: int = 30_000
     """Training steps."""
     batch_size: int | None = None
-    """Images per step over all processes; 256 for vqvae and 128 for vqvae2 if not given."""
+    """Images per step over all processes; 256 for vqvae, 128 for vqvae2, 64 for vqgan if not given."""
     learning_rate: float | None = None
-    """AdamW's learning rate; 1e-3 for vqvae and 3e-4 for vqvae2 if not given."""
+    """AdamW's learning rate; 1e-3 for vqvae, 3e-4 for vqvae2, 1e-4 for vqgan if not given."""
     weight_decay: float = 0.0
     """AdamW's weight decay."""
     clip: float = 1.0

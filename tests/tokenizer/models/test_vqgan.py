@@ -1,0 +1,67 @@
+"""VQGAN's networks: sizes by hand, one block by hand, and what training does with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from topovq.tokenizer.models import VQGAN
+from topovq.tokenizer.models.vqgan import Attention, Norm, Residual
+from topovq.tokenizer.training.step import working_copy
+
+SMALL = {"image_size": 32, "hidden": 8, "codebook_size": 16, "code_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "side"),
+    [({"stride": 8}, 4), ({"stride": 16}, 2), ({"stride": 8, "light": False, "residual_layers": 2}, 4)],
+)
+def test_the_stride_and_the_code_dimension_are_free(options: dict, side: int) -> None:
+    torch.manual_seed(0)
+    model = VQGAN(**SMALL, **options).eval()
+    x = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    output = model(x)
+    assert output.tokens.shape == (2, side, side)
+    assert output.reconstruction.shape == x.shape
+    assert model.quantizers[0].codebook.shape == (16, 4)
+    assert torch.equal(model.decode(model.encode(x)), model.to_pixels(output.reconstruction))
+    blocks = sum(isinstance(module, Residual) for module in model.encoder.modules())
+    levels = {8: 3, 16: 4}[options["stride"]]  # without that of the image
+    assert blocks == 1 + (2 * (levels + 1) if options.get("light") is False else levels)
+
+
+def test_a_stride_that_no_widths_are_known_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"stride=6 must be one of 4, 8, 16, 32"):
+        VQGAN(**SMALL, stride=6)
+
+
+def test_attention_by_hand() -> None:
+    torch.manual_seed(0)
+    layer, x = Attention(6), torch.randn(2, 6, 3, 2)
+    q, k, v = layer.qkv(layer.norm(x)).reshape(2, 3, 6, 6).unbind(1)  # [B, C, places] each
+    weights = (torch.einsum("bci,bcj->bij", q, k) / 6**0.5).softmax(-1)
+    attended = torch.einsum("bij,bcj->bci", weights, v).reshape(x.shape)
+    torch.testing.assert_close(layer(x), x + layer.out(attended))
+
+
+def test_the_norm_keeps_half_precision_and_the_values() -> None:
+    x = torch.randn(2, 8, 4, 4) * 3 + 100  # in bf16, sums of squares of this would be lost
+    norm = Norm(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = norm(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), F.group_norm(x.bfloat16().float(), 8), atol=0.03, rtol=0.03)
+
+
+def test_the_copy_that_works_in_half_precision_shares_what_stays_in_float32() -> None:
+    """The optimizer writes bf16 values to every parameter of the copy that is not the model's own."""
+    model = VQGAN(**SMALL)
+    copied = working_copy(model)
+    assert len(list(copied.parameters())) == len(list(model.parameters()))
+    for ours, theirs in zip(model.parameters(), copied.parameters()):
+        assert theirs is ours or theirs.dtype == torch.bfloat16
+    norms = [module for module in copied.modules() if isinstance(module, nn.GroupNorm)]
+    assert norms
+    assert all(norm.weight.dtype == torch.float32 for norm in norms)
