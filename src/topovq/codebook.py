@@ -385,4 +385,5 @@ class Codebook(CodebookState):
         return metrics.health_figures(self.hits, self.idle, self.memory, self.codes, before_KD)
 
     def extra_repr(self) -> str:
-        return f"{self.size} codes of {self.codes.shape[1]} dimensions, {self.neighborhood}"
+        how = "ride, " if self.ride else ""
+        return f"{self.size} codes of {self.codes.shape[1]} dimensions, {how}{self.neighborhood}"

@@ -250,7 +250,7 @@ def gaussian_triton(
     With `but_narrow`, nothing is done where the width `is_narrow`, and what comes back means nothing there. `riding`
     are codes and 1 - decay: then it is A^T F instead of A^T sums (ops/ride.py).
     """
-    grid, d = neighborhood.grid, sums_KD.shape[1]
+    grid = neighborhood.grid
     axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
     long = [axis for axis in axes if grid.shape[axis] >= LEAST_PLACES and neighborhood.widest >= WIDE.value]
     long = long if riding is None else []
@@ -265,13 +265,15 @@ def gaussian_triton(
             torch.nn.functional.pad(counts_K, (0, empty)),
         )
     places = points = (sums_KD, counts_K)
+    if len(counts_K) < grid.places:  # what is smoothed is larger
+        sums_KD, counts_K = sums_KD.new_empty(grid.places, sums_KD.shape[1]), counts_K.new_empty(grid.places)
     with on_device(sums_KD):
         for axis in long:
             out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
             _launch((*points, *points, *out, *given), grid, axis, long, TO_POINTS=True, RIDE=False, **how)
             points = out
         for axis in (*reversed(long), *(axis for axis in axes if axis not in long)):
-            out = (sums_KD.new_empty(grid.places, d), counts_K.new_empty(grid.places))
+            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
             ride = riding is not None and axis == axes[0]
             _launch((*places, *points, *out, *given), grid, axis, long, TO_POINTS=False, RIDE=ride, **how)
             places = points = out
