@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from small_runs import make_run
 from torch import nn
 
 from topovq.tokenizer.models import VQGAN
 from topovq.tokenizer.models.vqgan import Attention, Norm, Residual
+from topovq.tokenizer.tokens import decode, encode
+from topovq.tokenizer.training import info, load_run
 from topovq.tokenizer.training.step import working_copy
+from topovq.view.report import write_report
 
 SMALL = {"image_size": 32, "hidden": 8, "codebook_size": 16, "code_dim": 4}
 
@@ -65,3 +73,19 @@ def test_the_copy_that_works_in_half_precision_shares_what_stays_in_float32() ->
     norms = [module for module in copied.modules() if isinstance(module, nn.GroupNorm)]
     assert norms
     assert all(norm.weight.dtype == torch.float32 for norm in norms)
+
+
+def test_a_run_is_trained_resumed_reported_and_gives_tokens(tmp_path: Path) -> None:
+    chosen = {"model": "vqgan", "model_options": {"hidden": 8}, "quantizer_options": {"metric": "cosine"}}
+    folder = make_run(tmp_path / "run", **chosen)
+    make_run(folder, steps=6, resume=True, **chosen)
+    assert info(folder)["step"] == 6
+    model = load_run(folder)
+    assert isinstance(model, VQGAN)
+    assert "vqgan" in write_report([folder], tmp_path / "report.html").read_text()
+    (tmp_path / "images").mkdir()
+    Image.fromarray(np.full((40, 40, 3), 90, np.uint8)).save(tmp_path / "images" / "gray.png")
+    encode(folder, tmp_path / "images", tmp_path / "tokens.npz", device="cpu")
+    decode(folder, tmp_path / "tokens.npz", tmp_path / "decoded", device="cpu")
+    with Image.open(tmp_path / "decoded" / "gray.png") as image:
+        assert image.size == (32, 32)
