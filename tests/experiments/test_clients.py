@@ -127,6 +127,12 @@ def test_a_run_that_fails_or_has_no_time_does_not_stop_the_others(tmp_path: Path
     assert said[0].startswith("FAILED photos K=64")
     assert "sine" in said[0]
     assert ["failed" in each for each in read(out)] == [True, False]
+    with open(out, "a") as file:  # as a run leaves it whose step could not be captured
+        file.write(json.dumps({"cell": asdict(replace(QUICK_CELL, steps=2)), "failed": "CUDA", "graph": True}) + "\n")
+    run_cells([replace(QUICK_CELL, steps=2)], out, None, say=said.append)
+    assert "failed" not in read(out)[-1]
+    assert not read(out)[-1]["graph"]
+    del said[2:]
     run_cells([broken, replace(QUICK_CELL, steps=4)], out, None, until=0.0, say=said.append)
     assert said[2:] == [f"left out, there is no time: {replace(QUICK_CELL, steps=4).name}"]
 
