@@ -221,10 +221,13 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def draw_clients(table: Table) -> Any:
-    """Two panels over the size of the codebook: codes in use, and PSNR; from the rows of the table."""
+    """Two panels over the size of the codebook: codes in use, and PSNR; from those rows of the table that have the
+    usual code dimension, metric and images, and the fewest steps. None where there are no such rows."""
     rows = [dict(zip(table.columns, row)) for row in table.values]
     rows = [row for row in rows if row["metric"] == Cell.metric and int(row["d"]) == Cell.d]
     plain = [row for row in rows if row["data"] in (Cell.data, QUICK)]
+    if not plain:
+        return None
     shortest = min(int(row["steps"]) for row in plain)
     drawn = [row for row in plain if int(row["steps"]) == shortest]
     sizes = sorted({int(row["K"]) for row in drawn})

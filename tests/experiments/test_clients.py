@@ -89,6 +89,8 @@ def test_too_few_seeds_and_mixed_images_are_refused(tmp_path: Path) -> None:
     options = write(tmp_path, [record(Cell(), 20.0), record(Cell(method="fsq"), 20.0, train_images=9)])
     with pytest.raises(IncompleteTable, match=r"imagenet160 was 10 \+ 2 and 9 \+ 2 images"):
         make_clients(options)
+    with pytest.raises(IncompleteTable, match=r"there is no finished run of clients$"):
+        make_clients(write(tmp_path, []))
     options = write(tmp_path, [record(Cell(), 20.0), record(Cell(), 21.0)])
     with pytest.raises(ValueError, match="which disagree"):
         make_clients(options)
@@ -100,6 +102,7 @@ def test_every_method_and_size_has_a_place_in_the_figure_and_a_name(tmp_path: Pa
     uses, _ = draw_clients(table).axes
     assert len(uses.get_lines()) == 4
     assert all(list(line.get_xdata()) == [1_024, 16_384, 65_536, 262_144] for line in uses.get_lines())
+    assert draw_clients(make_clients(write(tmp_path, [record(Cell(d=32), 20.0)]))) is None
     assert set(LABELS) == set(METHODS)
     assert set(ASKED.split(",")) < set(COLUMNS)
 
