@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments.clients_run import Cell, read, run_cells
 from experiments.methods import METHODS, QUICK_CELL, cells
 from experiments.plots import canvas, style
@@ -90,6 +92,8 @@ def run_missing(options: Options, say: Callable[[str], object]) -> None:
     needed, found = wanted(options), find(options)
     todo = [cell for cell in needed if cell.id not in found]
     say(f"{len(needed)} runs are needed; {len(needed) - len(todo)} of them are done already")
+    if todo and options.dataset != QUICK and not torch.cuda.is_available():
+        say("there is no GPU here: this takes hours a run (--quick makes a small version in a minute)")
     options.runs.mkdir(parents=True, exist_ok=True)
     run_cells(todo, options.runs / FILE, options.data_path, say=say)
 
