@@ -50,6 +50,7 @@ from topovq.tokenizer.models.vqgan import Decoder, Encoder
 SIDE = 160  # of the images that crops are taken from
 TOKENS_A_CODE = 20.0  # at least, in every measure of use
 LEAST_CROPS = 18  # of a validation image
+AT_ONCE = 256  # crops, in a measure
 ORDERED = 16_384  # vectors that the topographic error is taken over
 WARM_UP = 20  # steps before the clock runs
 VERSIONS_OF = ("topovq", "torch", "numpy", "vector-quantize-pytorch")
@@ -173,10 +174,9 @@ class Run:
         self.crops = Crops.drawn(train, torch.cat(epochs)[:number].view(-1, cell.batch), cell.crop, order)
         tokens = (cell.crop // cell.stride) ** 2
         each = max(LEAST_CROPS, math.ceil(TOKENS_A_CODE * cell.K / (tokens * len(val))))
-        at_once = 256 if train.is_cuda else 32
         which = torch.arange(len(val)).repeat_interleave(each)
-        which = torch.cat([which, which[: -len(which) % at_once]])
-        self.seen = Crops.drawn(val, which.view(-1, at_once), cell.crop, torch.Generator().manual_seed(7))
+        which = which[torch.arange(math.ceil(len(which) / AT_ONCE) * AT_ONCE) % len(which)]
+        self.seen = Crops.drawn(val, which.view(-1, AT_ONCE), cell.crop, torch.Generator().manual_seed(7))
         self.t = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done, self.timed, self.seconds = 0, 0, 0.0
