@@ -11,7 +11,7 @@ from topovq import KohonenVQ
 from topovq.codebook import Codebook
 from topovq.grid import Grid
 from topovq.metrics import topographic_error
-from topovq.neighborhood import GAIN, LONGEST_WAIT, PULL, PULL_SPAN, WAIT, riding
+from topovq.neighborhood import GAIN, LONGEST_WAIT, PULL, PULL_SPAN, WAIT, Neighborhood
 from topovq.ops import ride as rides
 from topovq.ops.use import NEVER
 
@@ -28,7 +28,7 @@ GRIDS = [
 
 def book_on(grid: Grid, codes: Tensor, **options) -> Codebook:
     """A codebook that has its start, with these codes."""
-    book = Codebook(codes.shape[1], riding(grid), ride=True, **{"decay": 0.75, **options}).to(codes.dtype)
+    book = Codebook(codes.shape[1], Neighborhood("none", grid), ride=True, **{"decay": 0.75, **options}).to(codes.dtype)
     book.set_codes(codes)
     return book
 
@@ -38,13 +38,14 @@ def book_on(grid: Grid, codes: Tensor, **options) -> Codebook:
 
 def test_a_line_by_hand():
     # decay 3/4 and t = 0: the pull is a quarter. Vectors -1 | 1.5, 2.5 | 8 are -1 | -0.5, 0.5 | 2 from codes 0, 2, 6.
+    # Points at -1 and 3, so shares (3/4, 1/4), (1/2, 1/2), (1/4, 3/4): A is 5/8, 1/2, 3/8 | 1/2, 1/2, 1/2 | ...
     book = book_on(Grid(3), LINE)
     learn(book, LINE_X, LINE_INDEX)
-    near, far = math.exp(-1 / 9), math.exp(-4 / 9)
+    own, near, far = 5 / 8, 1 / 2, 3 / 8
     along = [
-        0.3 * ((-1 + far * 2) + 0.25 * (2 * near * 2 + far * 6)) / (1 + 2 * near + far),
-        0.3 * ((near * -1 + near * 2) + 0.25 * (near * -2 + near * 4)) / (2 + 2 * near),
-        0.3 * ((far * -1 + 2) + 0.25 * (far * -6 + 2 * near * -4)) / (1 + 2 * near + far),
+        0.3 * ((own * -1 + far * 2) + 0.25 * (2 * near * 2 + far * 6)) / (own + 2 * near + far),
+        0.3 * ((near * -1 + near * 2) + 0.25 * (near * -2 + near * 4)) / (4 * near),
+        0.3 * ((far * -1 + own * 2) + 0.25 * (far * -6 + 2 * near * -4)) / (own + 2 * near + far),
     ]
     counts = [1, 1.25, 1]
     means = [-0.25, 2, 6.5]  # (3/4 * 0 - 1/4) / 1, (3/4 * 2 + 1/4 * 4) / 1.25, (3/4 * 6 + 1/4 * 8) / 1
@@ -53,6 +54,28 @@ def test_a_line_by_hand():
     assert book.counts.tolist() == counts
     torch.testing.assert_close(book.sums, expected * double(counts)[:, None], rtol=1e-12, atol=0)
     assert book.step.item() == 1
+
+
+def hats(grid: Grid) -> Tensor:
+    """P [K, points] by its definition."""
+    shares = torch.ones(grid.size, 1, dtype=torch.float64)
+    for position, axis, period in zip(grid.positions().T, rides.axes_of(grid), grid.periods):
+        apart = (position[:, None] - axis.first - axis.spacing * torch.arange(axis.points)).abs()
+        apart = torch.minimum(apart, period - apart)
+        hat = (1 - apart / axis.spacing).clamp(min=0) if axis.points > 1 else torch.ones_like(apart)
+        shares = (shares[:, :, None] * hat[:, None, :]).flatten(1)
+    return shares
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_points_are_four_cells_apart_and_every_code_has_its_shares_in_them(grid):
+    shares = hats(grid)
+    torch.testing.assert_close(shares.sum(1), torch.ones(grid.size, dtype=torch.float64))
+    assert (shares > 0).sum(1).max() <= 2**grid.ndim
+    stats = torch.randn(grid.size, 3, dtype=torch.float64)
+    torch.testing.assert_close(rides.through_points(stats, grid), shares @ shares.T @ stats)
+    for axis in rides.axes_of(grid):
+        assert axis.points == 1 or 2.6 < axis.spacing < 5.4
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -64,8 +87,9 @@ def test_codes_move_by_the_weighted_mean_over_vectors(grid):
     book.step.fill_(1000)
     learn(book, x, index)
     pull = PULL * 0.1 / GAIN / math.sqrt(1 + 1000 / PULL_SPAN)
+    shares = hats(grid)
     for k in range(40):
-        share = torch.exp(-(grid.distance(index, k) ** 2) / 9)
+        share = shares[index] @ shares[k]
         moved = (x - codes[index]) + pull * (codes[index] - codes[k])
         along = GAIN * (share[:, None] * moved).sum(0) / share.sum() if share.sum() > 1e-3 else torch.zeros(3)
         own = x[index == k]
@@ -95,7 +119,7 @@ def test_a_code_without_weight_near_it_stays_and_so_does_a_frozen_one():
     before = state_of(book)
     learn(book, torch.full((1, 1), 5.0), [0])
     moved = (book.codes != before["codes"])[:, 0]
-    # exp(-r^2 / 9) is below 1e-3 from 8 cells on
+    # Code 0 has a share in the points at -0.5 and 3.5, and these give to places below 7.5.
     assert moved.tolist() == [k < 8 and k != 3 for k in range(40)]
     assert book.counts[3] == before["counts"][3]
 

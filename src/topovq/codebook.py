@@ -19,7 +19,7 @@ With A = I this is EMA-VQ. Two details decide how it behaves (see docs/explanati
 u_k is gain times the mean of (x - w_j) + lam * (w_j - w_k) over vectors x, whose winner is j, weighted by A_jk: how far
 the vectors of the neighborhood are from their codes, and a weak pull to those. lam = 1 is Kohonen's x - w_k. It is
 PULL * beta / gain / sqrt(1 + t / PULL_SPAN), at most 1, so that the pull is a share of a code's own, whatever decay is.
-A is a Gaussian of one width. A code has its start from the first batch (ops/starts.py), and dead ones come back
+A reaches some cells and never narrows (ops/ride.py). A code has its start from the first batch (ops/starts.py), and dead ones come back
 beside busy neighbors (ops/ride.py), unless dead_threshold asks for another way. Counts are never smoothed: eps and
 count_smoothing mean nothing here, and with update_empty=False a code that no vector chose keeps m and N but rides.
 neighborhood.py has the numbers.

@@ -35,7 +35,7 @@ CUTOFF = 1e-10  # a weight below this share of the whole is no weight
 NARROWEST = 1e-6  # a neighborhood of width 0 is the identity: no division by it
 
 # The recommended setting, "ride" (codebook.py has the rule, docs/explanation/default.md what it rests on).
-RIDE_WIDTH = 3.0  # cells, from the first update to the last
+RIDE_SPACING = 4.0  # cells between the points through which neighbors share how far their vectors moved
 GAIN = 0.3  # share of what its neighborhood's vectors moved that a code moves along with
 PULL = 0.3  # of a code to its neighbors, at first, as a share of the pull of the vectors that choose it,
 PULL_SPAN = 2500  # ... falling as 1/sqrt(1 + t / PULL_SPAN)
@@ -208,11 +208,6 @@ class Neighborhood:
 
     def __repr__(self) -> str:
         return f"Neighborhood({self.kind!r}, {self.grid}, schedule={self.schedule}, radius={self.radius})"
-
-
-def riding(grid: Grid) -> Neighborhood:
-    """The neighborhood of the recommended setting: a Gaussian of one width, whatever the map and however long."""
-    return Neighborhood("gaussian", grid, schedule=Schedule.harmonic(0.0), radius=RIDE_WIDTH)
 
 
 def narrowing(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | None]:

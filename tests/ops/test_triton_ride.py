@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from kernels import DEVICE, GRIDS, noise
 
 from topovq.grid import Grid
-from topovq.neighborhood import riding
+from topovq.neighborhood import Neighborhood
 from topovq.ops import ride as rides
 from topovq.ops.triton.ride import ride_triton
 from topovq.ops.update import Batch, Rule, State, update
@@ -37,11 +37,11 @@ def some_state(size: int, d: int, step: int, dtype: torch.dtype = torch.float32)
 
 def assert_as_good_as_plain(grid: Grid, d: int = 4, step: int = 7, **changes: float | bool) -> int:
     """How many codes came back."""
-    rule, neighborhood = RULE._replace(**changes), riding(grid)
+    rule, neighborhood = RULE._replace(**changes), Neighborhood("none", grid)
     (got, batch), plain = some_state(grid.size, d, step), some_state(grid.size, d, step)
     exact = some_state(grid.size, d, step, torch.float64)
     moved = State(*(part.to(DEVICE) for part in got))
-    ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), neighborhood, rule)
+    ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), grid, rule)
     update(*plain, neighborhood, rule)
     update(*exact, neighborhood, rule)
     assert torch.equal(moved.idle_K.cpu(), exact[0].idle_K)
@@ -82,7 +82,7 @@ def test_codes_ask_the_same_places(grid):
         state.frozen_K.zero_()
         batch = Batch(noise(grid.size, 2), (k % 2 == 0).float())
         moved = State(*(part.to(DEVICE) for part in state))
-        ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), riding(grid), RULE)
+        ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), grid, RULE)
         place = rides.asked(grid, torch.tensor(step), torch.device("cpu"))
         heard = torch.full((grid.size,), -1)
         for code in k[(k % 2 == 1) & (place >= 0)].tolist():
@@ -97,7 +97,7 @@ def test_ride_from_nothing_changes_nothing():
     for tensor in batch:
         tensor.zero_()
     moved = State(*(part.to(DEVICE) for part in state))
-    ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), riding(Grid((3, 5))), RULE)
+    ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), Grid((3, 5)), RULE)
     for got, was in zip(moved, before):
         assert torch.equal(got.cpu(), was)
 
@@ -106,6 +106,6 @@ def test_a_code_that_no_vector_chose_has_sums_that_are_not_read():
     state, batch = some_state(40, 4, 7)
     batch.sums_KD[batch.counts_K == 0] = torch.nan
     moved = State(*(part.to(DEVICE) for part in state))
-    ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), riding(Grid((5, 8))), RULE)
+    ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), Grid((5, 8)), RULE)
     assert moved.codes_KD.isfinite().all()
     assert moved.sums_KD.isfinite().all()

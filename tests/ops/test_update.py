@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from topovq.grid import Grid
-from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule, riding
+from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule
 from topovq.ops.starts import lay_map
 from topovq.ops.update import Batch, Rule, State, update
 from topovq.ops.use import NEVER
@@ -65,7 +65,7 @@ def test_rarely_chosen_codes_are_pulled_to_the_origin():
 
 @pytest.mark.parametrize("revive", [True, False])
 def test_the_operation_that_rides_keeps_to_its_schema_and_is_the_function(revive):
-    neighborhood = riding(Grid((3, 4)))
+    neighborhood = Neighborhood("none", Grid((3, 4)))
     rule = RULE._replace(ride=True, revive=revive)
     (state, batch), (expected, _) = some_state(), some_state()
     for made in (state, expected):

@@ -2,14 +2,24 @@
 
 Legend: K codes w, D dimensions; S, c the sums and counts of a batch; n running counts, m running sums; t the step
 (codebook.py has the equations).
+
+Neighbors share what moved them through points that lie RIDE_SPACING cells apart on the map. P [K, points] are the hats
+around these, 1 at a point and falling to 0 at the next one along each axis: a code has a share in the points around
+its place, and its shares add up to 1. A = P P^T is symmetric, reaches less than two spacings, and costs two visits of
+2^axes points a code, however wide it is.
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from topovq.grid import Grid
+from topovq.grid import ROW_HEIGHT, Grid
 from topovq.neighborhood import (
     GAIN,
     LEAST_WEIGHT,
@@ -18,11 +28,10 @@ from topovq.neighborhood import (
     NEAR,
     PULL,
     PULL_SPAN,
+    RIDE_SPACING,
     WAIT,
     WAIT_VECTORS,
-    Neighborhood,
 )
-from topovq.ops.smooth import smooth
 from topovq.ops.use import CHOSEN, NEVER, waited
 
 LEAST_COUNT = 1e-20  # running count below which a code has no mean of its own
@@ -34,20 +43,84 @@ def pull_at(step: Tensor, decay: float) -> Tensor:
     return pull.clamp(max=1)
 
 
-def ride(
-    codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, around: Neighborhood, step: Tensor, decay: float
-) -> Tensor:
+def ride(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, grid: Grid, step: Tensor, decay: float) -> Tensor:
     """u [K, D], how far each code rides: GAIN times the mean, over vectors x of a batch with winners j, weighted by
     A_jk, of (x - w_j) + lam (w_j - w_k)."""
     pull = pull_at(step, decay).to(codes_KD)
-    moved_KD, weight_K = smooth(residuals(codes_KD, sums_KD, counts_K, step, decay), counts_K, around, step)
-    rides_K1 = (weight_K > LEAST_WEIGHT)[:, None]
-    return torch.where(rides_K1, GAIN * (moved_KD / torch.where(rides_K1, weight_K[:, None], 1) - pull * codes_KD), 0)
+    moved_KD = sums_KD - (1 - pull) * counts_K[:, None] * codes_KD
+    around_KC = through_points(torch.cat([moved_KD, counts_K[:, None]], 1), grid)
+    weight_K1 = around_KC[:, -1:]
+    rides_K1 = weight_K1 > LEAST_WEIGHT
+    return torch.where(
+        rides_K1, GAIN * (around_KC[:, :-1] / torch.where(rides_K1, weight_K1, 1) - pull * codes_KD), 0
+    )
 
 
-def residuals(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, step: Tensor, decay: float) -> Tensor:
-    """F [K, D]: each code's sum, less what it would be at the code, but for the pull's share of that."""
-    return sums_KD - (1 - pull_at(step, decay).to(codes_KD)) * counts_K[:, None] * codes_KD
+class Axis(NamedTuple):
+    """The points along an axis of the map, in the units of `Grid.positions`; a single one has all of every code."""
+
+    first: float
+    spacing: float
+    points: int
+
+
+@lru_cache(maxsize=256)
+def axes_of(grid: Grid) -> tuple[Axis, ...]:
+    """An open axis has points beyond its ends, so that they are as far apart as anywhere; a ring has a whole number."""
+    hexagonal = grid.topology == "hexagonal"
+    axes = []
+    for axis, (n, period) in enumerate(zip(grid.shape, grid.periods)):
+        extent = (n - 1) * ROW_HEIGHT if hexagonal and axis == 0 else n - 1.0
+        if hexagonal and axis == 1 and grid.shape[0] > 1:
+            extent += 0.5  # odd rows lie half a cell further
+        if math.isfinite(period):
+            points = max(1, round(period / RIDE_SPACING))
+            axes.append(Axis(0.0, period / points, points))
+        elif extent == 0:
+            axes.append(Axis(0.0, 1.0, 1))
+        else:
+            points = math.ceil(extent / RIDE_SPACING) + 1
+            axes.append(Axis((extent - (points - 1) * RIDE_SPACING) / 2, RIDE_SPACING, points))
+    return tuple(axes)
+
+
+@lru_cache(maxsize=16)
+def shares(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    """P: (points int64 [C, K], shares float64 [C, K]) of each code, C corners of the cell that its place is in."""
+    position_KA = grid.positions(torch.arange(grid.size))
+    ends = []
+    for axis, (axis_points, wraps) in enumerate(zip(axes_of(grid), grid.wrap)):
+        first, spacing, points = axis_points
+        if points == 1:
+            every_K = torch.zeros(grid.size, dtype=torch.int64)
+            ends.append([(every_K, torch.ones(grid.size, dtype=torch.float64))])
+            continue
+        along_K = (position_KA[:, axis] - first) / spacing
+        before_K = along_K.floor().long()
+        before_K = before_K if wraps else before_K.clamp(max=points - 2)
+        ahead_K = along_K - before_K
+        ends.append([(before_K % points, 1 - ahead_K), ((before_K + 1) % points, ahead_K)])
+    corners, parts = [], []
+    for corner in product(*ends):
+        index_K, share_K = torch.zeros(grid.size, dtype=torch.int64), torch.ones(grid.size, dtype=torch.float64)
+        for (point_K, part_K), axis_points in zip(corner, axes_of(grid)):
+            index_K, share_K = index_K * axis_points.points + point_K, share_K * part_K
+        corners.append(index_K)
+        parts.append(share_K)
+    return torch.stack(corners).to(device), torch.stack(parts).to(device)
+
+
+def through_points(stats_KC: Tensor, grid: Grid) -> Tensor:
+    """A^T stats: gathered at the points, and given back."""
+    index_CK, share_CK = shares(grid, stats_KC.device)
+    share_CK = share_CK.to(stats_KC.dtype)
+    points_PC = stats_KC.new_zeros(math.prod(axis.points for axis in axes_of(grid)), stats_KC.shape[1])
+    for index_K, share_K in zip(index_CK, share_CK):
+        points_PC.index_add_(0, index_K, share_K[:, None] * stats_KC)
+    around_KC = torch.zeros_like(stats_KC)
+    for index_K, share_K in zip(index_CK, share_CK):
+        around_KC.addcmul_(share_K[:, None], points_PC[index_K])
+    return around_KC
 
 
 def revive_on_map(

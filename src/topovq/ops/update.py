@@ -110,8 +110,11 @@ def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) ->
         from topovq.ops.triton.ride import ride_triton
         from topovq.ops.triton.update import update_triton
 
-        move = ride_triton if rule.ride else update_triton
-        move(state, Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous()), neighborhood, rule)
+        batch = Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous())
+        if rule.ride:
+            ride_triton(state, batch, neighborhood.grid, rule)
+        else:
+            update_triton(state, batch, neighborhood, rule)
         return
     if rule.ride:
         _ride(state, batch, neighborhood, rule)
@@ -141,7 +144,7 @@ def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) ->
 def _ride(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
     live = follow_use(hits_K, idle_K, batch.counts_K, rule.decay)
-    along_KD = ride(codes_KD, *batch, neighborhood, step, rule.decay)
+    along_KD = ride(codes_KD, *batch, neighborhood.grid, step, rule.decay)
     decays_K = (batch.counts_K > 0) | rule.update_empty
     counts = torch.where(decays_K, rule.decay * counts_K + (1 - rule.decay) * batch.counts_K, counts_K)
     sums = torch.where(decays_K[:, None], rule.decay * sums_KD + (1 - rule.decay) * batch.sums_KD, sums_KD)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook, Turn
 from topovq.grid import TOPOLOGIES, Grid
-from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule, narrowing, recommended_decay, riding
+from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule, narrowing, recommended_decay
 from topovq.ops.bound import counted
 from topovq.ops.quantize import Choice
 from topovq.ops.search import check_metric, check_precision
@@ -298,7 +298,7 @@ def make_neighborhood(
     if kind == "ride":
         if given:
             raise ValueError(f"neighborhood='ride' has a width of its own: leave out {', '.join(given)}")
-        return riding(grid)
+        return Neighborhood("none", grid)  # its means are EMA-VQ's; ops/ride.py moves neighbors along
     if schedule is not None and tau is not None:
         raise ValueError(f"tau={tau!r} and schedule={schedule} exclude each other: give one")
     if isinstance(schedule, dict):  # as config.json holds it

@@ -9,7 +9,6 @@ sum_u exp(-(i-u)^2/a^2) exp(-(u-j)^2/a^2) is a constant times exp(-(i-j)^2/width
 relative error of 2 exp(-(pi RATIO / 2)^2) where the points u are width / RATIO apart. All long axes go to points before
 any goes back to places, so that the second has only the points of the first to go through.
 Float32 throughout; weights below CUTOFF are none (over points, some far below it are).
-Where codes ride (ops/ride.py), the first launch makes what it smooths of the sums, counts and codes as it loads them.
 
 Any neighborhood. Legend: K codes, D dimensions. out_i = sum_j A_ij x_j; a program has BLOCK_I codes times BLOCK_D
 dimensions and goes over all K codes, BLOCK_J at a time. The weights A_ij exist in registers alone, in float64.
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,11 +26,10 @@ import triton.language as tl
 from torch import Tensor
 
 from topovq.grid import ROW_HEIGHT, Grid
-from topovq.neighborhood import CUTOFF, GAIN, NARROWEST, PULL, PULL_SPAN, Neighborhood, Schedule
+from topovq.neighborhood import CUTOFF, NARROWEST, Neighborhood, Schedule
 from topovq.ops.triton.accumulate import cdiv, on_device, power_of_2
 
 NARROW, PITCH = tl.constexpr(NARROWEST), tl.constexpr(ROW_HEIGHT)
-PULL_SHARE, SPAN = tl.constexpr(PULL / GAIN), tl.constexpr(PULL_SPAN)
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
 WIDE = tl.constexpr(6.0)  # the width from which on there are points between
 LEAST_PLACES = 64  # of an axis that is long enough for that: the others are as if the width were not
@@ -128,15 +126,14 @@ def _points(width, n, WRAP: tl.constexpr):
 
 @triton.jit
 def _smooth_tile(
-    in_ptr, raw_ptr, codes_ptr, out_ptr, program, tiles, lines, per_line, gap, step_in, step_out, sources, number, back,
-    ahead, scale, factor, columns, batch_stride, place_stride, column_stride, K, D, kept,
-    WRAP: tl.constexpr, MADE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+    in_ptr, out_ptr, program, tiles, lines, per_line, gap, step_in, step_out, sources, number, back, ahead, scale,
+    factor, columns, batch_stride, place_stride, column_stride,
+    WRAP: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """A tile of out_i = factor sum_j exp(-scale apart_ij^2) x_j over sources j with -back <= apart_ij <= ahead, where
     apart_ij = gap + step_in j - step_out i; in float64 but for what is left within a tile.
 
-    Programs that read the same places follow each other: what one read is still in cache. MADE "of counts": x is 0 from
-    the K-th on. "of sums": x is the sum less `kept` times what the code times its count is; few codes have a count.
+    Programs that read the same places follow each other: what one read is still in cache.
     """
     first = program % tiles * BLOCK_I
     column = program // tiles % tl.cdiv(columns, BLOCK_C) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -160,16 +157,7 @@ def _smooth_tile(
             on = (source < end)[:, None] & (column < columns)[None, :]
             if WRAP:
                 source = (source + sources) % sources
-            here = source.to(tl.int64)[:, None] * place_stride + there
-            if MADE == "of counts":
-                on = on & (here < K)
-            if MADE == "of sums":
-                code = (source * (place_stride // D))[:, None] + (batch * (batch_stride // D) + column // D)[None, :]
-                count = tl.load(raw_ptr + code, on & (code < K), 0.0)
-                on = count > 0
-            values = tl.load(in_ptr + here, on, 0.0)
-            if MADE == "of sums":
-                values = values - kept * count * tl.load(codes_ptr + here, on, 0.0)
+            values = tl.load(in_ptr + source.to(tl.int64)[:, None] * place_stride + there, on, 0.0)
             total += tl.dot(weights, values, input_precision="tf32x3")  # the error of float32
         place = first + row
         on = (place < number)[:, None] & (column < columns)[None, :]
@@ -177,20 +165,12 @@ def _smooth_tile(
 
 
 @triton.jit
-def pull_at(step_ptr, beta):
-    """ops/ride.py: the pull to the neighbors."""
-    t = tl.load(step_ptr).to(tl.float64)
-    return tl.minimum(1 / tl.sqrt(1 + t / SPAN) * PULL_SHARE * beta, 1.0).to(tl.float32)
-
-
-@triton.jit
 def _axis_kernel(
     sums_ptr, counts_ptr, points_sums_ptr, points_counts_ptr, out_sums_ptr, out_counts_ptr, step_ptr, schedule_ptr,
-    codes_ptr, beta, K, D,
     n, tiles, ring, lead, per_line, counts_programs, sums_columns, counts_columns,
     counts_batch_stride, counts_place_stride, counts_column_stride,
     SCHEDULE: tl.constexpr, WRAP: tl.constexpr, LEAD: tl.constexpr, LONG: tl.constexpr, TO_POINTS: tl.constexpr,
-    BUT_NARROW: tl.constexpr, RIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
+    BUT_NARROW: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """From places, or from a LONG axis' points where the width is wide, to places; or TO_POINTS, if it is wide."""
     width, _ = width_and_strength(step_ptr, schedule_ptr, "gaussian", SCHEDULE)
@@ -218,69 +198,55 @@ def _axis_kernel(
             factor = (step / width).to(tl.float32) * CONSTANT
             sums_ptr, counts_ptr = points_sums_ptr, points_counts_ptr
     program = tl.program_id(0)
-    kept = tl.full((), 0.0, tl.float32)
-    if RIDE:
-        kept = 1 - pull_at(step_ptr, beta)
     if program < counts_programs:  # first: along the last axis these read from all over the map, and take longest
         _smooth_tile(
-            counts_ptr, counts_ptr, codes_ptr, out_counts_ptr, program, tiles, lines, per_line, gap, step_in, step_out,
-            sources, number, back, ahead, scale, factor, counts_columns, counts_batch_stride, counts_place_stride,
-            counts_column_stride, K, D, kept,
-            WRAP, "of counts" if RIDE else "", BLOCK_I, BLOCK_C, BLOCK_J,
+            counts_ptr, out_counts_ptr, program, tiles, lines, per_line, gap, step_in, step_out, sources, number,
+            back, ahead, scale, factor, counts_columns, counts_batch_stride, counts_place_stride, counts_column_stride,
+            WRAP, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
     else:
         _smooth_tile(
-            sums_ptr, counts_ptr, codes_ptr, out_sums_ptr, program - counts_programs, tiles, lines, per_line, gap,
-            step_in, step_out, sources, number, back, ahead, scale, factor, sums_columns,
-            n.to(tl.int64) * sums_columns, sums_columns, 1, K, D, kept,
-            WRAP, "of sums" if RIDE else "", BLOCK_I, BLOCK_C, BLOCK_J,
+            sums_ptr, out_sums_ptr, program - counts_programs, tiles, lines, per_line, gap, step_in, step_out, sources,
+            number, back, ahead, scale, factor, sums_columns, n.to(tl.int64) * sums_columns, sums_columns, 1,
+            WRAP, BLOCK_I, BLOCK_C, BLOCK_J,
         )  # fmt: skip
 
 
 def gaussian_triton(
-    sums_KD: Tensor,
-    counts_K: Tensor,
-    neighborhood: Neighborhood,
-    step: Tensor,
-    but_narrow: bool = False,
-    riding: tuple[Tensor, float] | None = None,
+    sums_KD: Tensor, counts_K: Tensor, neighborhood: Neighborhood, step: Tensor, but_narrow: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(A^T sums, A^T counts) of `gaussian` over a rectangular grid of more than one place; float32, contiguous.
+    """(A^T sums, A^T counts) of `gaussian` over a rectangular grid; float32, contiguous.
 
-    With `but_narrow`, nothing is done where the width `is_narrow`, and what comes back means nothing there. `riding`
-    are codes and 1 - decay: then it is A^T F instead of A^T sums (ops/ride.py).
+    A single place gets its own tensors back. With `but_narrow`, nothing is done where the width `is_narrow`, and what
+    comes back means nothing there.
     """
     grid = neighborhood.grid
     axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
     long = [axis for axis in axes if grid.shape[axis] >= LEAST_PLACES and neighborhood.widest >= WIDE.value]
-    long = long if riding is None else []
-    codes_KD, beta = (sums_KD, 0.0) if riding is None else riding
-    table = schedule_table(neighborhood.schedule, neighborhood.widest, step.device)
-    given = (step, table, codes_KD, beta, *sums_KD.shape)
+    given = (step, schedule_table(neighborhood.schedule, neighborhood.widest, step.device))
     how = {"SCHEDULE": neighborhood.schedule.kind, "BUT_NARROW": but_narrow}
-    if grid.size < grid.places and riding is None:  # an empty place is one more whose sums are 0
+    if grid.size < grid.places:  # an empty place is one more whose sums are 0
         empty = grid.places - grid.size
         sums_KD, counts_K = (
             torch.nn.functional.pad(sums_KD, (0, 0, 0, empty)),
             torch.nn.functional.pad(counts_K, (0, empty)),
         )
     places = points = (sums_KD, counts_K)
-    if len(counts_K) < grid.places:  # what is smoothed is larger
-        sums_KD, counts_K = sums_KD.new_empty(grid.places, sums_KD.shape[1]), counts_K.new_empty(grid.places)
     with on_device(sums_KD):
         for axis in long:
             out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            _launch((*points, *points, *out, *given), grid, axis, long, TO_POINTS=True, RIDE=False, **how)
+            _launch((*points, *points, *out, *given), grid, axis, long, TO_POINTS=True, **how)
             points = out
         for axis in (*reversed(long), *(axis for axis in axes if axis not in long)):
             out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            ride = riding is not None and axis == axes[0]
-            _launch((*places, *points, *out, *given), grid, axis, long, TO_POINTS=False, RIDE=ride, **how)
+            _launch((*places, *points, *out, *given), grid, axis, long, TO_POINTS=False, **how)
             places = points = out
     return places if grid.size == grid.places else (places[0][: grid.size], places[1][: grid.size])
 
 
-def _launch(pointers: tuple[Any, ...], grid: Grid, axis: int, long: list[int], TO_POINTS: bool, **how: object) -> None:
+def _launch(
+    pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], TO_POINTS: bool, **how: object
+) -> None:
     n, d, first = grid.shape[axis], pointers[0].shape[1], grid.shape[0]
     before, after = math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
     # While one long axis after the first is smoothed, the first one has values at its points alone.
