@@ -160,11 +160,11 @@ class Codebook(CodebookState):
         self.settle()
         moves, valid_N = learns and not in_backward(), None
         if moves:
-            if not self.is_initialized or self.dead_threshold:
-                valid_N = counted(x_ND, held(self.codes) if self.is_initialized else None, learns)
+            if not self.is_initialized:
+                self.start(x_ND, keep_N)
+            if self.dead_threshold:
+                valid_N = counted(x_ND, held(self.codes), learns)
                 valid_N = valid_N if keep_N is None else valid_N & keep_N
-                if not self.is_initialized:
-                    self.initialize(x_ND.detach(), valid_N)
             if may_be_recomputed():
                 self.recall.remember(self.codes, self.step, x_ND)
         again = learns and in_backward() and self.recall.forwards  # then it sees what the first forward saw
@@ -310,6 +310,11 @@ class Codebook(CodebookState):
             running_K.copy_(torch.where(dead_K, count, running_K))
         self.codes.copy_(torch.where(dead_K[:, None], candidates_KD, self.codes))
         self.sums.copy_(torch.where(dead_K[:, None], candidates_KD * self.counts[:, None], self.sums))
+
+    def start(self, x_ND: Tensor, keep_N: Tensor | None) -> None:
+        """`initialize`, from those of the vectors that count, of which `keep_N` leaves some out."""
+        valid_N = counted(x_ND, None, learns=True)
+        self.initialize(x_ND.detach(), valid_N if keep_N is None else valid_N & keep_N)
 
     @torch.no_grad()
     def initialize(self, x_ND: Tensor, valid_N: Tensor) -> None:
