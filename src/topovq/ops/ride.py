@@ -46,8 +46,12 @@ def ride(
 
 
 def residuals(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, step: Tensor, decay: float) -> Tensor:
-    """F [K, D]: each code's sum, less what it would be at the code, but for the pull's share of that."""
-    return sums_KD - (1 - pull_at(step, decay).to(codes_KD)) * counts_K[:, None] * codes_KD
+    """F [K, D]: each code's sum, less what it would be at the code, but for the pull's share of that.
+
+    0 where no vector chose the code, whatever it is: one that is not finite tells its neighbors nothing.
+    """
+    left_KD = sums_KD - (1 - pull_at(step, decay).to(codes_KD)) * counts_K[:, None] * codes_KD
+    return torch.where(counts_K[:, None] > 0, left_KD, 0)
 
 
 def revive_on_map(
