@@ -96,7 +96,8 @@ def make_study(options: Options, say: Callable[[str], None], show: Callable[[str
         run_missing(options, say)
     table = make_clients(options)
     show(FORMATS[options.format](table))
-    return [*write(table, options.out), *save(draw_clients(table), options.out, table.name)]
+    figure = draw_clients(table)
+    return [*write(table, options.out), *(save(figure, options.out, table.name) if figure else [])]
 
 
 def tables_of(dataset: str) -> list[str]:

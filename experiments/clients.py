@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments.clients_run import Cell, read, run_cells
 from experiments.methods import METHODS, QUICK_CELL, cells
 from experiments.plots import canvas, style
@@ -90,6 +92,8 @@ def run_missing(options: Options, say: Callable[[str], object]) -> None:
     needed, found = wanted(options), find(options)
     todo = [cell for cell in needed if cell.id not in found]
     say(f"{len(needed)} runs are needed; {len(needed) - len(todo)} of them are done already")
+    if todo and options.dataset != QUICK and not torch.cuda.is_available():
+        say("there is no GPU here: this takes hours a run (--quick makes a small version in a minute)")
     options.runs.mkdir(parents=True, exist_ok=True)
     run_cells(todo, options.runs / FILE, options.data_path, say=say)
 
@@ -221,10 +225,13 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def draw_clients(table: Table) -> Any:
-    """Two panels over the size of the codebook: codes in use, and PSNR; from the rows of the table."""
+    """Two panels over the size of the codebook: codes in use, and PSNR; from those rows of the table that have the
+    usual code dimension, metric and images, and the fewest steps. None where there are no such rows."""
     rows = [dict(zip(table.columns, row)) for row in table.values]
     rows = [row for row in rows if row["metric"] == Cell.metric and int(row["d"]) == Cell.d]
     plain = [row for row in rows if row["data"] in (Cell.data, QUICK)]
+    if not plain:
+        return None
     shortest = min(int(row["steps"]) for row in plain)
     drawn = [row for row in plain if int(row["steps"]) == shortest]
     sizes = sorted({int(row["K"]) for row in drawn})

@@ -50,6 +50,7 @@ from topovq.tokenizer.models.vqgan import Decoder, Encoder
 SIDE = 160  # of the images that crops are taken from
 TOKENS_A_CODE = 20.0  # at least, in every measure of use
 LEAST_CROPS = 18  # of a validation image
+AT_ONCE = 256  # crops, in a measure
 ORDERED = 16_384  # vectors that the topographic error is taken over
 WARM_UP = 20  # steps before the clock runs
 VERSIONS_OF = ("topovq", "torch", "numpy", "vector-quantize-pytorch")
@@ -145,7 +146,7 @@ class Crops:
 class Run:
     """A cell being trained: `advance` to a step, `measure` what it has become."""
 
-    def __init__(self, cell: Cell, train: Tensor, val: Tensor) -> None:
+    def __init__(self, cell: Cell, train: Tensor, val: Tensor, graph: bool = True) -> None:
         self.cell, self.device = cell, train.device
         cuda = self.device.type == "cuda"
         torch.manual_seed(cell.seed)
@@ -160,7 +161,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(
             parameters, cell.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True, capturable=cuda
         )
-        self.graphed = cuda and self.quantizer.graphable
+        self.graphed = graph and cuda and self.quantizer.graphable
         self.see(train, val)
         torch.manual_seed(5_000 + cell.seed)
 
@@ -173,10 +174,9 @@ class Run:
         self.crops = Crops.drawn(train, torch.cat(epochs)[:number].view(-1, cell.batch), cell.crop, order)
         tokens = (cell.crop // cell.stride) ** 2
         each = max(LEAST_CROPS, math.ceil(TOKENS_A_CODE * cell.K / (tokens * len(val))))
-        at_once = 256 if train.is_cuda else 32
         which = torch.arange(len(val)).repeat_interleave(each)
-        which = torch.cat([which, which[: -len(which) % at_once]])
-        self.seen = Crops.drawn(val, which.view(-1, at_once), cell.crop, torch.Generator().manual_seed(7))
+        which = which[torch.arange(math.ceil(len(which) / AT_ONCE) * AT_ONCE) % len(which)]
+        self.seen = Crops.drawn(val, which.view(-1, AT_ONCE), cell.crop, torch.Generator().manual_seed(7))
         self.t = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done, self.timed, self.seconds = 0, 0, 0.0
@@ -273,10 +273,10 @@ class Run:
         return row
 
 
-def run(cell: Cell, train: Tensor, val: Tensor) -> dict[str, Any]:
+def run(cell: Cell, train: Tensor, val: Tensor, graph: bool = True) -> dict[str, Any]:
     """The record of a run, but for what it ran on."""
     begin = time.perf_counter()
-    training, rows = Run(cell, train, val), []
+    training, rows = Run(cell, train, val, graph), []
     for stop in (round(cell.steps / 3), round(2 * cell.steps / 3), cell.steps):
         training.advance(stop)
         rows.append(training.measure())
@@ -329,35 +329,35 @@ def run_cells(
     say: Callable[[str], object] = print,
 ) -> None:
     """Add the records of those runs that `out` does not have. One that would not end before the time `until` is left
-    out; one that fails leaves a record that says so."""
+    out; one that fails leaves a record that says so, and is tried once more without a CUDA graph."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = environment(device, commit)
     known = read(out)
-    done = {Cell(**record["cell"]).id for record in known}
-    pace = {record["cell"]["method"]: record["ms"] for record in known if "ms" in record}
+    tried = {Cell(**record["cell"]).id: "failed" in record and record["graph"] for record in known}
+    pace = {record["cell"]["method"]: record["seconds"] / record["cell"]["steps"] for record in known if "ms" in record}
     images: dict[str, tuple[Tensor, Tensor]] = {}
     for cell in wanted:
-        if cell.id in done:
+        if not tried.get(cell.id, True):
             continue
-        seconds = cell.steps * pace.get(cell.method, max(pace.values(), default=0.0)) / 1e3
-        if time.time() + 1.1 * seconds > until:
+        if time.time() + 1.1 * cell.steps * pace.get(cell.method, max(pace.values(), default=0.0)) > until:
             say(f"left out, there is no time: {cell.name}")
             continue
         if cell.data not in images:
             images[cell.data] = tuple(load_images(folder, cell.data, split).to(device) for split in ("train", "val"))  # type: ignore[assignment]
-        broken = False
+        graph, broken = device.type == "cuda" and cell.id not in tried, False
         try:
-            record = run(cell, *images[cell.data])
+            record = run(cell, *images[cell.data], graph)
+            pace[cell.method] = record["seconds"] / cell.steps
         except (RuntimeError, ValueError, ImportError) as error:
             traceback.print_exc(limit=-4)
             broken = "CUDA" in str(error) and not isinstance(error, torch.OutOfMemoryError)
-            record = {"study": "clients", "cell": asdict(cell), "failed": str(error).splitlines()[0]}
+            failed = str(error).splitlines()[0]
+            record = {"study": "clients", "cell": asdict(cell), "failed": failed, "graph": graph}
         with open(out, "a") as file:
             file.write(json.dumps({**record, **facts}) + "\n")
         say(summary(cell, record))
         if broken:
             sys.exit(BROKEN)
-        pace[cell.method] = record.get("ms", 0.0)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

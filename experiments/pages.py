@@ -325,8 +325,10 @@ def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
                 options = Options(dataset, partial=True, runs=records, records=(), out=Path(folder), **length)
                 written.append(put(draw(name, options)[0], docs, name, dataset))
     for table in clients(records):
+        if (figure := draw_clients(table)) is None:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            written.append(put(save(draw_clients(table), Path(folder), CLIENTS)[0], docs, CLIENTS, "cifar10"))
+            written.append(put(save(figure, Path(folder), CLIENTS)[0], docs, CLIENTS, "cifar10"))
     return written
 
 

@@ -58,7 +58,7 @@ def regimes(small: bool) -> dict[str, Cell]:
     }
 
 
-def train(regime: str, cell: Cell, images: dict[str, list[Tensor]]) -> Row:
+def train(regime: str, cell: Cell, images: dict[str, tuple[Tensor, Tensor]]) -> Row:
     """What a run of a regime has become."""
     run = Run(cell, *images[cell.data])
     run.advance(cell.steps)
@@ -148,9 +148,9 @@ def rows(data: Path | None, audio: Path | None, small: bool) -> Iterator[Row]:
             key = {"regime": "mel frames, 8 levels", "method": method, "K": CODES, "d": BANDS, "steps": UPDATES}
             yield {**key, "tokens_per_batch": BATCH, **quantize_speech(method, frames, UPDATES)}
     if data is not None:
-        images = {
-            name: [load_images(data, name, split).to(device) for split in ("train", "val")] for name in (Cell.data, NEW)
-        }
+        images = {}
+        for name in (Cell.data, NEW):
+            images[name] = load_images(data, name, "train").to(device), load_images(data, name, "val").to(device)
         for regime, cell in regimes(small).items():
             for method in METHODS:
                 key = {"regime": regime, "method": method, "K": cell.K, "d": cell.d, "steps": cell.steps}

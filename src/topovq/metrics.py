@@ -5,6 +5,7 @@ Legend: N vectors x, K codes w, D dimensions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import center_of, nearest
 from topovq.ops.smooth import smooth
+from topovq.panel import panel
 
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
 STRAY = 10.0  # times as far out as the codes in use: a dead code beyond is far outside the data
@@ -72,6 +74,14 @@ class Health(NamedTuple):
     """Codes that are not finite, or dead and far outside the data (`stray`)."""
     advice: str = ""
     """Which codes are stray, and what to do; empty where none is."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same figures, named, with units, and the advice where there is any."""
+        forms = {"usage": ".1%", "perplexity": ",.1f", "drift": ".2%", "advice": ""}
+        told = {name: format(value, forms.get(name, ",")) for name, value in self._asdict().items() if value != ""}
+        if math.isnan(self.drift):
+            told["drift"] = "not known yet: it is the way since health was last asked"
+        return panel("Health", {name.replace("_", " "): figure for name, figure in told.items()})
 
 
 FIGURES = 6  # the fields above that are numbers: what `health_figures` gives
@@ -174,6 +184,32 @@ def neighbor_radius(grid: Grid) -> float:
 def not_neighbors(i: Tensor, j: Tensor, grid: Grid) -> Tensor:
     """Whether flat indices i and j (broadcast together) are places that do not touch, bool."""
     return grid.distance(i, j) > neighbor_radius(grid) + 1e-9
+
+
+def neighbors(grid: Grid) -> Tensor:
+    """int64 [K, n]: the places next to each place (one unit away), -1 where there is none."""
+    every = torch.arange(grid.size)
+    found = []
+    for offset in itertools.product((-1, 0, 1), repeat=grid.ndim):
+        # On an axis of two places both ways lead to the same one.
+        if not any(offset) or any((n == 1 and o) or (n == 2 and o < 0) for n, o in zip(grid.shape, offset)):
+            continue
+        there = grid.full.shift(every, offset, wrap=True)
+        near = (grid.full.distance(every, there) < 1 + 1e-9) & (there != every) & (there < grid.size)
+        found.append(torch.where(near, there, -1))
+    return torch.stack(found, 1) if found else torch.full((grid.size, 1), -1)
+
+
+def neighbor_distances(codes_KD: Tensor, grid: Grid) -> Tensor:
+    """The U-matrix, float32 [K]: mean Euclidean distance of a code to the codes next to it; 0 for a lone one."""
+    near_Kn, codes_KD = neighbors(grid), codes_KD.float().cpu()
+    total_K, number_K = torch.zeros(grid.size), torch.zeros(grid.size)
+    for near_K in near_Kn.unbind(1):
+        there = near_K >= 0
+        apart_K = torch.linalg.vector_norm(codes_KD - codes_KD[near_K.clamp(min=0)], dim=1)
+        total_K += torch.where(there, apart_K, 0.0)
+        number_K += there
+    return total_K / number_K.clamp(min=1)
 
 
 def distortion(x_ND: Tensor, codes_KD: Tensor, neighborhood: Neighborhood, step: int | Tensor = 0) -> Tensor:

@@ -89,6 +89,8 @@ def test_too_few_seeds_and_mixed_images_are_refused(tmp_path: Path) -> None:
     options = write(tmp_path, [record(Cell(), 20.0), record(Cell(method="fsq"), 20.0, train_images=9)])
     with pytest.raises(IncompleteTable, match=r"imagenet160 was 10 \+ 2 and 9 \+ 2 images"):
         make_clients(options)
+    with pytest.raises(IncompleteTable, match=r"there is no finished run of clients$"):
+        make_clients(write(tmp_path, []))
     options = write(tmp_path, [record(Cell(), 20.0), record(Cell(), 21.0)])
     with pytest.raises(ValueError, match="which disagree"):
         make_clients(options)
@@ -100,6 +102,7 @@ def test_every_method_and_size_has_a_place_in_the_figure_and_a_name(tmp_path: Pa
     uses, _ = draw_clients(table).axes
     assert len(uses.get_lines()) == 4
     assert all(list(line.get_xdata()) == [1_024, 16_384, 65_536, 262_144] for line in uses.get_lines())
+    assert draw_clients(make_clients(write(tmp_path, [record(Cell(d=32), 20.0)]))) is None
     assert set(LABELS) == set(METHODS)
     assert set(ASKED.split(",")) < set(COLUMNS)
 
@@ -127,6 +130,12 @@ def test_a_run_that_fails_or_has_no_time_does_not_stop_the_others(tmp_path: Path
     assert said[0].startswith("FAILED photos K=64")
     assert "sine" in said[0]
     assert ["failed" in each for each in read(out)] == [True, False]
+    with open(out, "a") as file:  # as a run leaves it whose step could not be captured
+        file.write(json.dumps({"cell": asdict(replace(QUICK_CELL, steps=2)), "failed": "CUDA", "graph": True}) + "\n")
+    run_cells([replace(QUICK_CELL, steps=2)], out, None, say=said.append)
+    assert "failed" not in read(out)[-1]
+    assert not read(out)[-1]["graph"]
+    del said[2:]
     run_cells([broken, replace(QUICK_CELL, steps=4)], out, None, until=0.0, say=said.append)
     assert said[2:] == [f"left out, there is no time: {replace(QUICK_CELL, steps=4).name}"]
 

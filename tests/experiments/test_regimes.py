@@ -31,7 +31,7 @@ def test_fine_tuning_goes_on_with_the_same_codes_on_new_images() -> None:
 
 
 def test_the_share_of_codes_that_jumped_is_of_fine_tuning_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [load_images(None, "photos", split) for split in ("train", "val")]
+    both = load_images(None, "photos", "train"), load_images(None, "photos", "val")
     images = {"photos": both, regimes.NEW: both}
     assert train(regimes.FINE_TUNING, replace(QUICK_CELL, method="ema", steps=6), images)["jumped"] == 0
     assert train("10 x learning rate", replace(QUICK_CELL, steps=2), images)["jumped"] is None

@@ -45,7 +45,7 @@ def repair(book: Codebook) -> int:
     if not len(sound):
         raise ValueError(f"none of the {book.size} codes can be used: load a checkpoint, or start anew")
     grid = book.neighborhood.grid
-    for places in places_M.split(ROWS):
+    for places in torch.split(places_M, ROWS):
         apart = grid.distance(places[:, None], sound[None, :])
         weights = torch.softmax(-apart.square(), 1).to(book.codes)
         book.codes[places] = weights @ book.codes[sound]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,7 +15,7 @@ from topovq.quantizers.kohonen import REACH, as_saved, follows_gradient, neighbo
 
 # name -> (class, the options that make the name mean what it says). Other modules may add quantizers when imported.
 COMMITMENT = {"commitment_weight": 0.25}
-QUANTIZERS: dict[str, tuple[type[Quantizer], dict[str, Any]]] = {
+QUANTIZERS: dict[str, tuple[Callable[..., Quantizer], dict[str, Any]]] = {
     "kohonen": (KohonenVQ, COMMITMENT),
     "ema": (KohonenVQ, COMMITMENT | {"neighborhood": "none"}),
     "gradient": (GradientVQ, COMMITMENT | {"neighborhood": "none"}),

@@ -18,14 +18,14 @@ from topovq.tokenizer.models.model import Tokenizer
 
 # stride -> channels of each resolution in units of `hidden`, from the image's own down to the tokens'
 WIDTHS = {4: (1, 2, 4), 8: (1, 1, 2, 4), 16: (1, 1, 2, 2, 4), 32: (1, 1, 2, 2, 4, 4)}
-MOST_GROUPS = 32
+MOST_GROUPS, LEAST_CHANNELS = 32, 4  # a norm over one channel of a map of one place would be 0
 
 
 class Norm(nn.GroupNorm):
     """GroupNorm whose output has the type of its input: autocast would have it write float32. Sums are float32."""
 
     def __init__(self, width: int) -> None:
-        super().__init__(math.gcd(MOST_GROUPS, width), width, eps=1e-6)
+        super().__init__(math.gcd(MOST_GROUPS, max(1, width // LEAST_CHANNELS)), width, eps=1e-6)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         with torch.autocast(x_BCHW.device.type, enabled=False):
@@ -135,6 +135,8 @@ class VQGAN(Tokenizer):
             raise ValueError(f"stride={stride!r} must be one of {', '.join(map(str, WIDTHS))}")
         if not isinstance(hidden, int) or hidden < 2 or hidden % 2:
             raise ValueError(f"hidden={hidden!r} must be an even number of channels, such as 64")
+        if not isinstance(residual_layers, int) or residual_layers < 1:
+            raise ValueError(f"residual_layers={residual_layers!r} must be at least 1")
         super().__init__(image_size, (stride,), channels, mean, std)
         size = (channels, hidden, residual_layers, stride, light, code_dim)
         self.encoder = Encoder(*size)
