@@ -19,10 +19,10 @@ With A = I this is EMA-VQ. Two details decide how it behaves (see docs/explanati
 u_k is gain times the mean of (x - w_j) + lam * (w_j - w_k) over vectors x, whose winner is j, weighted by A_jk: how far
 the vectors of the neighborhood are from their codes, and a weak pull to those. lam = 1 is Kohonen's x - w_k. It is
 PULL * beta / gain / sqrt(1 + t / PULL_SPAN), at most 1, so that the pull is a share of a code's own, whatever decay is.
-A reaches some cells and never narrows (ops/ride.py). A code has its start from the first batch (ops/starts.py), and dead ones come back
-beside busy neighbors (ops/ride.py), unless dead_threshold asks for another way. Counts are never smoothed: eps and
-count_smoothing mean nothing here, and with update_empty=False a code that no vector chose keeps m and N but rides.
-neighborhood.py has the numbers.
+A reaches less than 8 cells and never narrows (ops/ride.py). A code has its start from the first batch (ops/starts.py),
+and dead ones come back beside busy neighbors (ops/ride.py), unless dead_threshold asks for another way. Counts are
+never smoothed: eps and count_smoothing mean nothing here, and with update_empty=False a code that no vector chose keeps
+m and N but rides. neighborhood.py has the numbers.
 
 With decay = 1 codes stay where they start. Statistics are changed in place: their addresses never change. Nothing here
 waits for the device.
@@ -164,11 +164,11 @@ class Codebook(CodebookState):
         self.settle()
         moves, valid_N = learns and not in_backward(), None
         if moves:
-            if not self.is_initialized or self.dead_threshold:
-                valid_N = counted(x_ND, held(self.codes) if self.is_initialized else None, learns)
+            if not self.is_initialized:
+                self.start(x_ND, keep_N)
+            if self.dead_threshold:
+                valid_N = counted(x_ND, held(self.codes), learns)
                 valid_N = valid_N if keep_N is None else valid_N & keep_N
-                if not self.is_initialized:
-                    self.initialize(x_ND.detach(), valid_N)
             if may_be_recomputed():
                 self.recall.remember(self.codes, self.step, x_ND)
         again = learns and in_backward() and self.recall.forwards  # then it sees what the first forward saw
@@ -314,6 +314,11 @@ class Codebook(CodebookState):
             running_K.copy_(torch.where(dead_K, count, running_K))
         self.codes.copy_(torch.where(dead_K[:, None], candidates_KD, self.codes))
         self.sums.copy_(torch.where(dead_K[:, None], candidates_KD * self.counts[:, None], self.sums))
+
+    def start(self, x_ND: Tensor, keep_N: Tensor | None) -> None:
+        """`initialize`, from those of the vectors that count, of which `keep_N` leaves some out."""
+        valid_N = counted(x_ND, None, learns=True)
+        self.initialize(x_ND.detach(), valid_N if keep_N is None else valid_N & keep_N)
 
     @torch.no_grad()
     def initialize(self, x_ND: Tensor, valid_N: Tensor) -> None:

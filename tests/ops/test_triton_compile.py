@@ -66,17 +66,16 @@ for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", Fa
         how = {"SCHEDULE": schedule, "WRAP": wrap, "LEAD": lead}
         how |= {"BLOCK_I": tile.block_i, "BLOCK_C": tile.block_c, "BLOCK_J": smooth.BLOCK_J, **ones}
         for long, to_points in ((False, False), (True, False), (True, True)):
-            way = {"LONG": long, "TO_POINTS": to_points, "BUT_NARROW": schedule != "linear", "RIDE": False}
+            way = {"LONG": long, "TO_POINTS": to_points, "BUT_NARROW": schedule != "linear"}
             build(smooth._axis_kernel, {**how, **way})
-        if schedule == "harmonic" or wrap:
-            way = {"SCHEDULE": "harmonic", "LEAD": "whole", "LONG": False, "TO_POINTS": False, "BUT_NARROW": False}
-            build(smooth._axis_kernel, {**how, **way, "RIDE": True})
 for axes, hexagonal, d in ((1, False, 8), (2, False, 64), (2, True, 8), (3, False, 256)):
     lattice = {"WRAP0": axes == 3, "WRAP1": hexagonal, "WRAP2": axes == 3, "HEXAGONAL": hexagonal}
     lattice |= {name: 1 for name in ("n0", "n1")[: 3 - axes]}
     rule = {"UPDATE_EMPTY": not hexagonal, "COSINE": hexagonal}
-    who = {"asked_ptr": "*i32", "heard_ptr": "*i32"}
-    build(ride._counts_kernel, {"UPDATE_EMPTY": not hexagonal, "BLOCK": ride.COUNTS}, **who)
+    who = {"asked_ptr": "*i32", "heard_ptr": "*i32", "axes_ptr": "*fp64"}
+    lattice |= {"ALL0": axes < 3, "ALL1": axes < 2, "ALL2": False} | {name: 1 for name in ("p0", "p1")[: 3 - axes]}
+    how = {"UPDATE_EMPTY": not hexagonal, "BLOCK": ride.COUNTS, "BLOCK_D": min(64, d), "SLOTS": ride.SLOTS}
+    build(ride._counts_kernel, {**how, **{name: value for name, value in lattice.items() if name != "p0"}}, **who)
     shape = {"DP": d, "BLOCK_K": 2048 // d, "PROGRAMS": 16}
     build(ride._codes_kernel, {**rule, "REVIVE": True, "AXES": axes, **lattice, **shape}, **who)
     build(ride._revive_kernel, {"COSINE": hexagonal, "DP": d, "BLOCK_K": 4096 // d}, **who)

@@ -105,7 +105,9 @@ def test_ride_from_nothing_changes_nothing():
 def test_a_code_that_no_vector_chose_has_sums_that_are_not_read():
     state, batch = some_state(40, 4, 7)
     batch.sums_KD[batch.counts_K == 0] = torch.nan
+    lost = torch.arange(40) == 8  # a code that is not finite, which no vector chose
+    state.codes_KD[lost], state.sums_KD[lost], state.frozen_K[lost] = torch.inf, torch.inf, True
     moved = State(*(part.to(DEVICE) for part in state))
     ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), Grid((5, 8)), RULE)
-    assert moved.codes_KD.isfinite().all()
-    assert moved.sums_KD.isfinite().all()
+    assert torch.equal(moved.codes_KD.isfinite().all(1).cpu(), ~lost)
+    assert torch.equal(moved.sums_KD.isfinite().all(1).cpu(), ~lost)

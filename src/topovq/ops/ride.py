@@ -48,12 +48,11 @@ def ride(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, grid: Grid, step: 
     A_jk, of (x - w_j) + lam (w_j - w_k)."""
     pull = pull_at(step, decay).to(codes_KD)
     moved_KD = sums_KD - (1 - pull) * counts_K[:, None] * codes_KD
+    moved_KD = torch.where(counts_K[:, None] > 0, moved_KD, 0)  # a code that is not finite tells its neighbors nothing
     around_KC = through_points(torch.cat([moved_KD, counts_K[:, None]], 1), grid)
     weight_K1 = around_KC[:, -1:]
     rides_K1 = weight_K1 > LEAST_WEIGHT
-    return torch.where(
-        rides_K1, GAIN * (around_KC[:, :-1] / torch.where(rides_K1, weight_K1, 1) - pull * codes_KD), 0
-    )
+    return torch.where(rides_K1, GAIN * (around_KC[:, :-1] / torch.where(rides_K1, weight_K1, 1) - pull * codes_KD), 0)
 
 
 class Axis(NamedTuple):

@@ -52,7 +52,7 @@ class GroupedResidualVQ(Quantizer, HubModule):
         if x.ndim < 2 or x.shape[self._channels] != self.dim:
             raise ValueError(f"x of shape {tuple(x.shape)} must have dim = {self.dim} channels at {self._channels}")
         dropout = self._groups()[0].dropout
-        if dropout is not None and self.training and all(rvq.has_started() for rvq in self._groups()):
+        if dropout is not None and self.training:
             # One draw for all groups.
             seed = options.pop("rand_quantize_dropout_fixed_seed", None)
             options["dropped_after"] = dropout.draw(x.device, seed)

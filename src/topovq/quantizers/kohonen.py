@@ -32,8 +32,8 @@ class KohonenVQ(Layer, HubModule):
                         whose last row is partly empty where that factors badly (grid.py)
         topology, wrap  "rectangular" or "hexagonal"; open borders (False), a torus (True), or one bool per axis
         neighborhood    "ride", if nothing is named: a code keeps the mean of the vectors that choose it and rides along
-                        with its neighbors, at one width from the first update to the last (codebook.py), after a start
-                        from the first batch. By name, with the paper's settings: "hard", "gaussian", "exponential", or
+                        with its neighbors, the same from the first update to the last (codebook.py), after a start from
+                        the first batch. By name, with the paper's settings: "hard", "gaussian", "exponential", or
                         "none" (EMA-VQ). "narrowing", what was recommended until version 0.2: a Gaussian whose width
                         falls over the training (neighborhood.py)
         steps           number of training updates to come, if known: a lower decay if they are few, and the schedule of
@@ -297,7 +297,7 @@ def make_neighborhood(
         )
     if kind == "ride":
         if given:
-            raise ValueError(f"neighborhood='ride' has a width of its own: leave out {', '.join(given)}")
+            raise ValueError(f"neighborhood='ride' has a reach of its own: leave out {', '.join(given)}")
         return Neighborhood("none", grid)  # its means are EMA-VQ's; ops/ride.py moves neighbors along
     if schedule is not None and tau is not None:
         raise ValueError(f"tau={tau!r} and schedule={schedule} exclude each other: give one")

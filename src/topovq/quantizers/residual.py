@@ -93,7 +93,6 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         self.codebook_dim = dim if codebook_dim is None else codebook_dim
         self.codebook_sizes = sizes
         self.shared_codebook = shared_codebook
-        self.started = False
         self.dropout: Dropout | None = None
         if quantize_dropout:
             self.dropout = Dropout(len(sizes), quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
@@ -150,15 +149,16 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         mask = self._checked_mask(mask, lens, z)
         z = z if mask is None else torch.where(mask[..., None], z, 0)
         z = self.project_in(z)
-        started = self.has_started()
+        frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
+        learns = self.training and not frozen
+        if learns and not in_backward():
+            self._start(z, mask)
         last = dropped_after
-        if self.dropout is not None and self.training and last is None and started:
+        if self.dropout is not None and self.training and last is None:
             last = self.dropout.draw(z.device, rand_quantize_dropout_fixed_seed)
         beams = (self.beam_size if self.training else self.eval_beam_size) if beam_size is None else beam_size
         chosen: Tensor | None = None
-        if beams is not None and beams > 1 and started:
-            frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
-            learns = self.training and not frozen
+        if beams is not None and beams > 1:
             codes = self._searched(z, learns)
             tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
@@ -168,6 +168,27 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         total = total if mask is None else torch.where(mask[..., None], total, 0)
         made = Quantized(self._channels_back(total), torch.stack(tokens, -1), torch.stack(losses))
         return (*made, self.get_codes_from_indices(made.indices)) if return_all_codes else made
+
+    @torch.no_grad()
+    def _start(self, z: Tensor, mask: Tensor | None) -> None:
+        """Let codes that still have no start take it, those of each quantizer from what the ones before leave over.
+
+        All of them, and before anything is drawn or searched: so the first forward is like any other, and like itself
+        where activation checkpointing runs it again.
+        """
+        books = self.books()
+        for book in books:
+            book.settle()
+        if all(book.is_initialized for book in books):
+            return
+        left, keep_N = z.detach(), None if mask is None else mask.flatten()
+        for vq in self.quantizers:
+            book = vq.codebook_of(0)
+            x_ND = vq.project_in(left).flatten(0, -2)
+            x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
+            if not book.is_initialized:
+                book.start(x_ND, keep_N)
+            left = left - vq.project_out(book.codes[book.search(x_ND)].to(x_ND.dtype)).view_as(left)
 
     def _searched(self, z: Tensor, learns: bool) -> list[Tensor]:
         """The codes of each quantizer for a beam search: a second forward sees what the first one saw."""
@@ -264,15 +285,6 @@ class ResidualVQ(Layout, Quantizer, HubModule):
     @property
     def maps(self) -> list[Codebook]:
         return [vq.codebook_of(0) for vq in self.quantizers]
-
-    def has_started(self) -> bool:
-        """Whether no codebook is still to take its start from the data; a second forward is told what the first was."""
-        if not in_backward():
-            books = self.books()
-            for book in books:
-                book.settle()
-            self.started = all(book.is_initialized for book in books)
-        return self.started
 
     @property
     def skipped(self) -> Tensor:
