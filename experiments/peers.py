@@ -28,7 +28,7 @@ from topovq import distributed, metrics
 from topovq.codebook import Codebook
 from topovq.grid import check_range
 from topovq.missing import MissingExtra
-from topovq.ops.update import NEVER, follow_use
+from topovq.ops.use import NEVER, follow_use
 from topovq.quantizers import Quantized, Quantizer
 from topovq.tokenizer.models import QUANTIZERS
 

@@ -41,14 +41,14 @@ D, K, SHIFT, BATCH = 32, 512, 5.0, 1024  # dimensions, codes, mean, vectors of a
 CHECKS = (100, 1000, 3000)
 SETTINGS: dict[str, dict[str, object]] = {
     "EMA-VQ (none)": {"neighborhood": "none"},
-    "EMA-VQ, update_empty=False": {"neighborhood": "none", "update_empty": False},
     "hard, tau 0.1": {"neighborhood": "hard"},
     "hard, tau 0.01": {"neighborhood": "hard", "tau": 0.01},
     "gaussian, tau 0.1": {"neighborhood": "gaussian"},
     "exponential, tau 0.1": {"neighborhood": "exponential"},
     "exponential, tau 0.01": {"neighborhood": "exponential", "tau": 0.01},
+    "narrowing": {"neighborhood": "narrowing"},
+    "narrowing, steps=3000": {"neighborhood": "narrowing", "steps": 3000},
     "default": {},
-    "default, steps=3000": {"steps": 3000},
 }
 
 

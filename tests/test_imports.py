@@ -18,7 +18,7 @@ FLOORS = {
     5: ["__main__", "cli", "demo"],
     4: ["view"],
     3: ["tokenizer"],
-    2: ["som", "convert", "interop"],
+    2: ["som", "callbacks", "convert", "interop"],
     1: [
         "quantizers",
         "storage",
@@ -26,11 +26,13 @@ FLOORS = {
         "state",
         "metrics",
         "rules",
+        "drawing",
         "ops",
         "neighborhood",
         "grid",
         "distributed",
         "missing",
+        "panel",
     ],
 }
 ROOMS = [room for floor in FLOORS.values() for room in floor]

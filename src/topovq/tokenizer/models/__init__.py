@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from topovq.tokenizer.models.model import (
+    CARD_FILE,
     CONFIG_FILE,
     WEIGHTS_FILE,
     Output,
@@ -30,6 +31,7 @@ from topovq.tokenizer.models.vqvae2 import VQVAE2
 MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2, VQGAN)}
 
 __all__ = [
+    "CARD_FILE",
     "CONFIG_FILE",
     "MODELS",
     "QUANTIZERS",

@@ -23,7 +23,7 @@ from topovq.tokenizer.models.blocks import halvings
 from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
 
 Tokens = Tensor | tuple[Tensor, ...]
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 
 
 class Output(NamedTuple):
@@ -53,6 +53,7 @@ class Tokenizer(nn.Module, HubModule):
     quantizers: Sequence[Quantizer]  # one per level, coarsest first
     mean_C11: Tensor
     std_C11: Tensor
+    card: str | None = None  # what README.md in its folder says; what is saved or uploaded next has it, too
 
     def __init__(
         self, image_size: int, strides: Sequence[int], channels: int, mean: Sequence[float], std: Sequence[float]
@@ -188,6 +189,22 @@ class Tokenizer(nn.Module, HubModule):
         if "quantizer" in kwargs:
             kwargs["quantizer_options"] = as_meant(kwargs["quantizer"], kwargs.get("quantizer_options") or {})
         return super()._from_pretrained(strict=strict, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Self:
+        """As in every module that can be saved; the folder's model card is kept."""
+        model = super().from_pretrained(pretrained_model_name_or_path, **arguments)
+        card = Path(pretrained_model_name_or_path) / CARD_FILE
+        model.card = card.read_text(encoding="utf-8") if card.is_file() else None
+        return model
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """As in every module that can be saved; with the card it was loaded with, unless the folder has one."""
+        card = Path(save_directory) / CARD_FILE
+        if self.card is not None and not card.exists():
+            card.parent.mkdir(parents=True, exist_ok=True)
+            card.write_text(self.card, encoding="utf-8")
+        return super().save_pretrained(save_directory, **options)
 
 
 def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from topovq.neighborhood import recommended, recommended_decay
-from topovq.quantizers.kohonen import REACH, make_grid
+from topovq.neighborhood import narrowing, recommended_decay
+from topovq.quantizers.kohonen import REACH, RECOMMENDED, follows_gradient, make_grid
 from topovq.tokenizer.models import MODELS, Tokenizer, as_meant, check_name, check_options, spelled_out
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
@@ -24,7 +24,7 @@ IDENTITY = (
     *("validate_every", "precision"),
 )
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb")
-SCHEDULED = ("kohonen", "soft")  # quantizers whose recommended neighborhood shrinks with the training
+OPEN = ("kohonen", "soft")  # quantizers whose neighborhood may be left open
 # Batch size and learning rate: the paper's, and those usual for the third.
 DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4), "vqgan": (64, 1e-4)}
 
@@ -135,21 +135,24 @@ class TrainConfig:
         options = self.quantizer_options
         if started is not None and "neighbor_reduction" in started:
             options = {"neighbor_reduction": started["neighbor_reduction"], **options}
-        options = spelled_out(self.quantizer, options)
         kind = options.get("quantizer", "kohonen") if self.quantizer == "residual" else self.quantizer
         given = [name for name in REACH if options.get(name) is not None]
-        if kind not in SCHEDULED or options.get("learnable_codebook") or (given and given != ["steps"]):
-            return options
+        if options.get("neighborhood") in RECOMMENDED:
+            given = ["steps"] if {*given} <= {"steps", "neighborhood"} else given
+        if kind not in OPEN or follows_gradient(options) or (given and given != ["steps"]):
+            return spelled_out(self.quantizer, options)
         kept = {name: value for name, value in options.items() if name != "steps"}
         if not given and started is not None:
             names = (*REACH, "decay", "update_empty")
             return {**{name: started[name] for name in names if name in started}, **kept}
+        steps = options.get("steps", self.steps)
+        decay = recommended_decay(steps)
+        if options.get("neighborhood", "narrowing" if kind == "soft" else "ride") == "ride":
+            return {"decay": decay, **kept, "neighborhood": "ride"}
+        lower = {"decay": decay} if decay != recommended_decay(None) and "decay" not in kept else {}
         topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
         grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap)
-        steps = options.get("steps", self.steps)
-        neighborhood, schedule, _ = recommended(grid, steps)
-        decay = recommended_decay(steps)
-        lower = {"decay": decay} if decay != recommended_decay(None) and "decay" not in kept else {}
+        neighborhood, schedule, _ = narrowing(grid, steps)
         named = {"neighborhood": neighborhood, "schedule": schedule.to_dict()}
         return {"update_empty": False, **kept, **lower, **named}
 

@@ -29,6 +29,7 @@ class Study:
     """
 
     name: str
+    folder: Path
     model: Tokenizer
     maps: list[Chart]
     record: list[dict[str, Any]]
@@ -43,6 +44,10 @@ class Study:
     @property
     def validations(self) -> list[dict[str, Any]]:
         return [line for line in self.record if line["event"] == "validation"]
+
+    def curve(self, key: str) -> list[tuple[int, float | None]]:
+        """A figure of the validations: (step, value); None where it was not finite or not recorded."""
+        return [(line["step"], line.get(key)) for line in self.validations]
 
     @property
     def usual(self) -> list[int]:
@@ -77,7 +82,7 @@ def study(run: str | Path, name: str | None = None, limit: int = LOOKED_AT) -> S
     for batch in images_BCHW.split(32):
         for hits_K, plane in zip(hits, to_planes(model.encode(batch))):
             hits_K += code_counts(plane, len(hits_K))
-    return Study(name or folder.resolve().name, model, maps, record, images_BCHW, source, hits)
+    return Study(name or folder.resolve().name, folder, model, maps, record, images_BCHW, source, hits)
 
 
 def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: int) -> tuple[Tensor, str]:
