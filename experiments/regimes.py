@@ -5,6 +5,7 @@
 
 FOLDER holds imagenet160 and faces256 (clients_run.py). RECORDINGS holds the wav files of the Free Spoken Digit Dataset
 (3,000 of six speakers, github.com/Jakobovski/free-spoken-digit-dataset); those with an index below 5 are its test set.
+Either may be left out: rows of OUT.csv that are not measured again stay.
 
     fine-tuning         a model that was trained on photographs goes on with faces; `jumped` is the share of its codes
                         that end farther from where they were than two codes are apart on average
@@ -39,6 +40,7 @@ METHODS = ("recommended", "vqp-rewritten", "ema")
 NEW = "faces256"
 FINE_TUNING = "fine-tuning"
 SMALL = Cell(K=1_024, steps=400, crop=32, hidden=16)
+KEY = ("regime", "method", "K", "d", "steps", "tokens_per_batch", "n")
 COLUMNS = ("psnr", "error", "used", "least_used", "tokens_per_code", "perplexity", "topographic_error", "jumped", "ms")
 # Speech: windows of 32 ms every 10 ms at 8 kHz
 RATE, WINDOW, HOP, BANDS = 8_000, 256, 80, 64
@@ -50,11 +52,11 @@ def regimes(small: bool) -> dict[str, Cell]:
     tokens = (base.crop // base.stride) ** 2
     few = replace(base, K=1_024, stride=32)
     return {
-        FINE_TUNING: base,
         "10 x learning rate": replace(base, learning_rate=10 * base.learning_rate),
         "256 tokens a batch": replace(base, K=16_384, batch=256 // tokens),
         "1 x 1 tokens": replace(few, crop=32),
         "3 x 3 tokens": replace(few, crop=96),
+        FINE_TUNING: base,
     }
 
 
@@ -148,10 +150,14 @@ def rows(data: Path | None, audio: Path | None, small: bool) -> Iterator[Row]:
             key = {"regime": "mel frames, 8 levels", "method": method, "K": CODES, "d": BANDS, "steps": UPDATES}
             yield {**key, "tokens_per_batch": BATCH, **quantize_speech(method, frames, UPDATES)}
     if data is not None:
-        images = {}
-        for name in (Cell.data, NEW):
-            images[name] = load_images(data, name, "train").to(device), load_images(data, name, "val").to(device)
+        images: dict[str, tuple[Tensor, Tensor]] = {}
         for regime, cell in regimes(small).items():
+            for name in (cell.data, NEW) if regime == FINE_TUNING else (cell.data,):
+                if name not in images:
+                    images[name] = (
+                        load_images(data, name, "train").to(device),
+                        load_images(data, name, "val").to(device),
+                    )
             for method in METHODS:
                 key = {"regime": regime, "method": method, "K": cell.K, "d": cell.d, "steps": cell.steps}
                 key["tokens_per_batch"] = cell.batch * (cell.crop // cell.stride) ** 2
@@ -168,15 +174,23 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = environment(device, asked.commit)
-    names = ["regime", "method", "K", "d", "steps", "tokens_per_batch", "n", *COLUMNS, *facts]
-    with open(asked.out, "w", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
+    for row in rows(asked.data, asked.audio, asked.small):
+        shown = {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()}
+        print(*(f"{name}={value}" for name, value in shown.items() if value is not None), flush=True)
+        add(asked.out, {**shown, "n": 1, **facts})
+
+
+def add(out: Path, row: Row) -> None:
+    """Write a row to the CSV file, in the place of one of the same regime and method."""
+    before: list[Row] = []
+    if out.exists():
+        with open(out, newline="") as file:
+            before = [each for each in csv.DictReader(file) if any(each[name] != row[name] for name in KEY[:2])]
+    facts = dict.fromkeys(name for each in (*before, row) for name in each if name not in (*KEY, *COLUMNS))
+    with open(out, "w", newline="") as file:
+        writer = csv.DictWriter(file, [*KEY, *COLUMNS, *facts], restval="", lineterminator="\n")
         writer.writeheader()
-        for row in rows(asked.data, asked.audio, asked.small):
-            shown = {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()}
-            print(*(f"{name}={value}" for name, value in shown.items() if value is not None), flush=True)
-            writer.writerow({**shown, "n": 1, **facts})
-            file.flush()
+        writer.writerows([*before, row])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import wave
 from dataclasses import replace
 from pathlib import Path
@@ -72,3 +73,15 @@ def test_recordings_become_frames_and_codes(tmp_path: Path) -> None:
     row = quantize_speech("ema", (trained, tested), 2)
     assert 0 < row["least_used"] <= row["used"] < 1
     assert row["tokens_per_code"] == len(tested) / CODES
+
+
+def test_a_row_takes_the_place_of_its_like_alone(tmp_path: Path) -> None:
+    out = tmp_path / "regimes.csv"
+    for regime, method, used in (("a", "ema", 1), ("a", "vqp", 2), ("b", "ema", 3), ("a", "ema", 4)):
+        regimes.add(out, {"regime": regime, "method": method, "K": 8, "used": used, "hardware": f"GPU {used}"})
+    with open(out, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["regime"], row["method"], row["used"]) for row in rows] == [
+        *(("a", "vqp", "2"), ("b", "ema", "3"), ("a", "ema", "4")),
+    ]
+    assert [row["hardware"] for row in rows] == ["GPU 2", "GPU 3", "GPU 4"]

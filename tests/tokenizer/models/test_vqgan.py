@@ -55,7 +55,7 @@ def test_sizes_that_cannot_be_are_refused(options: dict, message: str) -> None:
 
 def test_attention_by_hand() -> None:
     torch.manual_seed(0)
-    layer, x = Attention(6), torch.randn(2, 6, 3, 2)
+    layer, x = Attention(6, 2), torch.randn(2, 6, 3, 2)
     q, k, v = layer.qkv(layer.norm(x)).reshape(2, 3, 6, 6).unbind(1)  # [B, C, places] each
     weights = (torch.einsum("bci,bcj->bij", q, k) / 6**0.5).softmax(-1)
     attended = torch.einsum("bij,bcj->bci", weights, v).reshape(x.shape)
@@ -64,12 +64,17 @@ def test_attention_by_hand() -> None:
 
 def test_the_norm_keeps_half_precision_and_the_values() -> None:
     x = torch.randn(2, 8, 4, 4) * 3 + 100  # in bf16, sums of squares of this would be lost
-    norm = Norm(8)
+    norm = Norm(8, 2)
     with torch.autocast("cpu", torch.bfloat16):
         half = norm(x.bfloat16())
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), F.group_norm(x.bfloat16().float(), 2), atol=0.03, rtol=0.03)
-    assert [Norm(width).num_groups for width in (6, 32, 128, 512)] == [1, 8, 32, 32]
+    assert [Norm(width, hidden).num_groups for width, hidden in ((512, 128), (32, 64), (64, 16), (6, 4))] == [
+        32,
+        32,
+        16,
+        2,
+    ]
 
 
 def test_a_map_of_one_token_tells_images_apart() -> None:

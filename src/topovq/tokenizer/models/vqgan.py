@@ -18,14 +18,18 @@ from topovq.tokenizer.models.model import Tokenizer
 
 # stride -> channels of each resolution in units of `hidden`, from the image's own down to the tokens'
 WIDTHS = {4: (1, 2, 4), 8: (1, 1, 2, 4), 16: (1, 1, 2, 2, 4), 32: (1, 1, 2, 2, 4, 4)}
-MOST_GROUPS, LEAST_CHANNELS = 32, 4  # a norm over one channel of a map of one place would be 0
+MOST_GROUPS = 32
 
 
 class Norm(nn.GroupNorm):
-    """GroupNorm whose output has the type of its input: autocast would have it write float32. Sums are float32."""
+    """GroupNorm whose output has the type of its input: autocast would have it write float32. Sums are float32.
 
-    def __init__(self, width: int) -> None:
-        super().__init__(math.gcd(MOST_GROUPS, max(1, width // LEAST_CHANNELS)), width, eps=1e-6)
+    It has as many groups as `hidden` allows, so that those of the tokens' own resolution hold four channels or more: a
+    group of one channel would be 0 where a map has one place.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(math.gcd(MOST_GROUPS, hidden, width), width, eps=1e-6)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         with torch.autocast(x_BCHW.device.type, enabled=False):
@@ -36,11 +40,11 @@ class Norm(nn.GroupNorm):
 class Residual(nn.Module):
     """x + conv(silu(norm(conv(silu(norm(x)))))), where x goes through a 1x1 convolution if the width changes."""
 
-    def __init__(self, width: int, wider: int) -> None:
+    def __init__(self, width: int, wider: int, hidden: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *(Norm(width), nn.SiLU(), nn.Conv2d(width, wider, 3, padding=1)),
-            *(Norm(wider), nn.SiLU(), nn.Conv2d(wider, wider, 3, padding=1)),
+            *(Norm(width, hidden), nn.SiLU(), nn.Conv2d(width, wider, 3, padding=1)),
+            *(Norm(wider, hidden), nn.SiLU(), nn.Conv2d(wider, wider, 3, padding=1)),
         )
         self.skip = nn.Conv2d(width, wider, 1) if width != wider else nn.Identity()
 
@@ -51,9 +55,10 @@ class Residual(nn.Module):
 class Attention(nn.Module):
     """x + attention over all places of norm(x), with one head."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out = Norm(width), nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)
+        self.norm = Norm(width, hidden)
+        self.qkv, self.out = nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         b, c, h, w = x_BCHW.shape
@@ -78,9 +83,9 @@ class Encoder(nn.Sequential):
             if number:
                 parts.append(nn.Conv2d(width, width, 3, stride=2, padding=1))
             for _ in range(layers):
-                parts.append(Residual(width, wider))
+                parts.append(Residual(width, wider, hidden))
                 width = wider
-        parts += [Attention(width), Residual(width, width), Norm(width), nn.SiLU()]
+        parts += [Attention(width, hidden), Residual(width, width, hidden), Norm(width, hidden), nn.SiLU()]
         super().__init__(*parts, nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, dim, 1))
 
 
@@ -91,17 +96,17 @@ class Decoder(nn.Sequential):
         widths = [hidden * width for width in WIDTHS[stride]][1 if light else 0 :]
         width = widths[-1]
         parts: list[nn.Module] = [nn.Conv2d(dim, width, 1), nn.Conv2d(width, width, 3, padding=1)]
-        parts += [Residual(width, width), Attention(width), Residual(width, width)]
+        parts += [Residual(width, width, hidden), Attention(width, hidden), Residual(width, width, hidden)]
         for number, narrower in reversed(list(enumerate(widths))):
             for _ in range(layers):
-                parts.append(Residual(width, narrower))
+                parts.append(Residual(width, narrower, hidden))
                 width = narrower
             if number:
                 parts += [nn.Upsample(scale_factor=2.0), nn.Conv2d(width, width, 3, padding=1)]
         if light:
             parts += [nn.Upsample(scale_factor=2.0), nn.Conv2d(width, width // 2, 3, padding=1)]
             width = width // 2
-        super().__init__(*parts, Norm(width), nn.SiLU(), nn.Conv2d(width, channels, 3, padding=1))
+        super().__init__(*parts, Norm(width, hidden), nn.SiLU(), nn.Conv2d(width, channels, 3, padding=1))
 
 
 class VQGAN(Tokenizer):
