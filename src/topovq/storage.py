@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import inspect
 import json
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +23,10 @@ from topovq.grid import Grid
 from topovq.missing import MissingExtra, needs
 from topovq.neighborhood import Schedule
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+logger = logging.getLogger("topovq")
+
+CONFIG, WEIGHTS, CARD, MANIFEST = "config.json", "model.safetensors", "README.md", "manifest.json"
+JSON_BYTES = 1 << 20  # a configuration has a few thousand
 CARD_TEXT = """---
 library_name: topovq
 tags:
@@ -119,6 +124,90 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+# Manifests: `manifest.json` beside files says what they were when they were written
+
+
+class DamagedFile(ValueError):
+    """A file that is not what was written: the message names it and says what is wrong with it."""
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_id(folder: Path) -> str:
+    """What tells the model in `folder` from every other one: the SHA-256 of its weights."""
+    return sha256(folder / WEIGHTS)
+
+
+def manifest(files: Mapping[str, bytes | Path], **facts: Any) -> bytes:
+    """The text of manifest.json for `files`, by name, in memory or on disk; `facts` are what else it says."""
+    digests = {
+        name: sha256(data) if isinstance(data, Path) else hashlib.sha256(data).hexdigest()
+        for name, data in sorted(files.items())
+    }
+    return json.dumps({**facts, "sha256": digests}, indent=2).encode() + b"\n"
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write `files` into `folder`, each whole or not at all, and their manifest last.
+
+    The manifest that was there goes first: a process that is killed in between leaves none, and not a wrong one.
+    """
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for name, data in files.items():
+        write_atomic(folder / name, data)
+    write_atomic(folder / MANIFEST, manifest(files))
+
+
+def read_manifest(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The manifest of `folder`, after the files `names` were compared with it; {} where it has none.
+
+    Raises DamagedFile where a file differs. Folders of versions before manifests load with a note in the log.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        logger.warning("%s has no %s: damage to its files would not be noticed", folder, MANIFEST)
+        return {}
+    told = read_json(path)
+    digests = told.get("sha256")
+    if not isinstance(digests, dict) or not {*names} <= digests.keys():
+        raise DamagedFile(f"{path} is damaged: it must have the SHA-256 of {', '.join(names)}")
+    for name in names:
+        if not (folder / name).is_file():
+            raise DamagedFile(f"{folder / name} is missing, but {MANIFEST} names it")
+        found = sha256(folder / name)
+        if found != digests[name]:
+            raise DamagedFile(
+                f"{folder / name} is damaged or was changed: its SHA-256 is {found}, and {MANIFEST} has "
+                f"{digests[name]!r}. If you changed it yourself, delete {path}"
+            )
+    return told
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file that a person may have edited; the error names the file."""
+    if path.stat().st_size > JSON_BYTES:
+        raise DamagedFile(f"{path} has {path.stat().st_size:,} bytes; no such file has more than {JSON_BYTES:,}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged or no JSON file: {error}") from None
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path} holds {str(value)[:80]!r}; expected a JSON object, {{...}}")
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is there twice")
+    return found
+
+
 # Modules
 
 
@@ -184,9 +273,11 @@ class HubModule:
         """The weights and the arguments, each file whole or not at all."""
         assert isinstance(self, nn.Module)
         config = json.dumps(self._hub_mixin_config, sort_keys=True, indent=2)
+        (save_directory / MANIFEST).unlink(missing_ok=True)
         with atomic_file(save_directory / WEIGHTS) as temporary:
             safetensors.torch.save_model(self, str(temporary))
         write_atomic(save_directory / CONFIG, config.encode())
+        write_atomic(save_directory / MANIFEST, manifest({n: save_directory / n for n in (CONFIG, WEIGHTS)}))
 
     @classmethod
     def _from_pretrained(

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topovq.quantizers import Quantized, Quantizer
-from topovq.storage import HubModule, write_atomic
+from topovq.storage import HubModule, write_files
 from topovq.tokenizer.models.blocks import halvings
 from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
 
@@ -180,8 +180,7 @@ class Tokenizer(nn.Module, HubModule):
         return {WEIGHTS_FILE: safetensors.torch.save(weights, metadata={"format": "pt"}), CONFIG_FILE: config.encode()}
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        for name, data in self.files().items():
-            write_atomic(save_directory / name, data)
+        write_files(save_directory, self.files())
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Self:

@@ -20,7 +20,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from topovq.distributed import World, join_world, pick_device
-from topovq.storage import write_atomic
+from topovq.storage import write_files
 from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
@@ -309,8 +309,7 @@ class Run:
     def _finish(self) -> RunResult:
         config = self.config
         if self.world.leads:
-            for name, data in self.model.files().items():
-                write_atomic(self.folder / name, data)
+            write_files(self.folder, self.model.files())
             figures = {"best_loss": self.best, "seconds": round(self.seconds, 3), **self.cost.figures()}
             self.record.append("final", step=self.step, steps=config.steps, **figures)
         self.world.wait()

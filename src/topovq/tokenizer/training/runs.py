@@ -15,15 +15,24 @@ from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
 def load_run(run: str | Path) -> Tokenizer:
     """The model of a run (the newest checkpoint of an unfinished one) or of a `save_pretrained` folder, for eval."""
+    return load_pretrained(model_folder(run))
+
+
+def model_folder(run: str | Path) -> Path:
+    """Where the model of a run lies: its folder where it is finished, else its newest checkpoint.
+
+    A finished run that is made longer keeps its old model beside newer checkpoints until it is finished again.
+    """
     run = Path(run)
     if not run.is_dir():
         raise FileNotFoundError(f"there is no run at {run}; `topovq train --out {run}` would make one")
-    if (run / CONFIG_FILE).exists():
-        return load_pretrained(run)
-    whole = checkpoints(run)
+    record, whole = run / RECORD_FILE, checkpoints(run)
+    finished = not record.exists() or read_record(record)[-1]["event"] == "final"
+    if (run / CONFIG_FILE).exists() and (finished or not whole):
+        return run
     if not whole:
         raise FileNotFoundError(f"{run} holds neither a model ({CONFIG_FILE}) nor a checkpoint yet")
-    return load_pretrained(whole[-1])
+    return whole[-1]
 
 
 def evaluate(
