@@ -108,7 +108,7 @@ def test_a_folder_without_weights_says_so(tmp_path):
 
 def test_a_state_that_does_not_fit_is_refused(tmp_path):
     LAYERS["tuple"]().save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="codes"):
+    with pytest.raises(ValueError, match=r"codes has shape \[24, 3\], but the model's is \[12, 3\]"):
         KohonenVQ.from_pretrained(tmp_path, codebook_size=12, grid=(3, 4))
 
 
