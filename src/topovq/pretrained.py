@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -36,6 +36,8 @@ from topovq.storage import (
     read_manifest,
     write_atomic,
 )
+
+T = TypeVar("T")
 
 CARD = "README.md"
 COUNTS, MANY = ("heads", "groups", "num_quantizers", "residual_layers"), 1024  # arguments that number modules
@@ -136,12 +138,12 @@ class HubModule:
         cls, *, model_id: str, map_location: str = "cpu", strict: bool = True, outline: bool = False, **arguments: Any
     ) -> Self:
         weights = _find(model_id, WEIGHTS, _hub_options(arguments))
-        build: Callable[[], Any] = lambda: cls(**arguments)  # noqa: E731 (nothing else needs its name)
-        bare = skeleton(build, weights)
+        bare = skeleton(lambda: cls(**arguments), weights)
         check_weights(bare, weights)
-        if outline and bare is not None:
-            return bare.eval()
-        model = build()
+        model = bare if outline and bare is not None else cls(**arguments)
+        assert isinstance(model, nn.Module)
+        if model is bare:
+            return model.eval()
         try:
             safetensors.torch.load_model(model, weights, strict=strict, device=map_location)
         except (RuntimeError, TypeError, ValueError) as error:  # what a state that does not fit raises, here and there
@@ -174,7 +176,7 @@ def check_counts(config: Mapping[str, Any], path: Path) -> None:
             raise ValueError(f"{path}: {name} asks for {number:,} modules or entries; more than {MANY:,} are not built")
 
 
-def skeleton(build: Callable[[], Any], weights: Path) -> Any:
+def skeleton(build: Callable[[], T], weights: Path) -> T | None:
     """The module without memory for its tensors; None where it cannot be built so, as some of other libraries.
 
     The error for arguments that make none names the configuration beside `weights`.
@@ -190,13 +192,13 @@ def skeleton(build: Callable[[], Any], weights: Path) -> Any:
         raise ValueError(f"{weights.parent / CONFIG} does not describe a module: {_one_line(error)}") from error
 
 
-def check_weights(model: nn.Module | None, weights: Path, *, exact: bool = False) -> None:
+def check_weights(model: object, weights: Path, *, exact: bool = False) -> None:
     """Refuse weights that do not fit `model` by shape or kind of number, `exact` by type, before memory is spent.
 
     Which names must be there is for the module to say: it knows what states of older versions lack.
     """
     found = tensors_of(weights)
-    if model is None:
+    if not isinstance(model, nn.Module):
         return
     for name, tensor in model.state_dict().items():
         if name in found and not name.endswith("grid_shape"):  # a codebook says itself what is wrong with its map
