@@ -35,7 +35,7 @@ def demo(out: Path, steps: int = 600) -> Path:
     last = {twin.name: twin.validations[-1] for twin in twins}
     for label, told in {
         "validation loss": {name: f"{line['loss']:.4f}" for name, line in last.items()},
-        "codes in use": {name: f"{line['usage']:.0%}" for name, line in last.items()},
+        "usage of the codes": {name: f"{line['usage']:.0%}" for name, line in last.items()},
         "error after a shift of one": {name: f"{error:.0f} gray levels" for name, error in errors.items()},
     }.items():
         console.print(f"{label + ':':29}" + ", ".join(f"{name} {value}" for name, value in told.items()))
@@ -83,10 +83,11 @@ def _draw(twins: list[Study]) -> Figure:
     """Curves, codebook maps, and reconstructions with shifted tokens."""
     figure = Figure(figsize=(15, 14.2), layout="constrained")
     top, middle, bottom = figure.subfigures(3, 1, squeeze=False, height_ratios=[1, 1.35, 2.6]).flat
-    for axes, (label, key) in zip(top.subplots(1, 3), CURVES.items()):
+    validated = {label: key for label, key in CURVES.items() if key != "train_loss"}
+    for axes, (label, key) in zip(top.subplots(1, len(validated)), validated.items()):
         for twin in twins:
-            steps = [line["step"] for line in twin.validations]
-            axes.plot(steps, [line[key] for line in twin.validations], color=COLORS[twin.name], label=twin.name)
+            steps, values = zip(*twin.curve(key))
+            axes.plot(steps, values, color=COLORS[twin.name], label=twin.name)
         axes.set(xlabel="step", title=label)
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False)

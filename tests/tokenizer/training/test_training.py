@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,17 @@ def test_the_seed_decides_the_run(whole: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "same") == losses(whole)
     train(tiny_config(tmp_path / "other", seed=4), source=TinySource(), quiet=True)
     assert losses(tmp_path / "other") != losses(whole)
+
+
+def test_the_training_loss_is_recorded_as_the_mean_since_the_last_validation(tmp_path: Path) -> None:
+    every, each = (
+        [line["train_loss"] for line in read_record(run / "record.jsonl") if line["event"] == "validation"]
+        for run in (
+            train(tiny_config(tmp_path / f"{often}", validate_every=often), source=TinySource(), quiet=True).folder
+            for often in (4, 1)
+        )
+    )
+    assert every == pytest.approx([sum(each[i : i + 4]) / 4 for i in (0, 4, 8)], rel=1e-5)
 
 
 class Stopping(TinySource):
@@ -288,9 +300,12 @@ def test_progress_without_a_terminal_is_a_line_per_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_config(tmp_path / "run"), source=TinySource())
-    lines = capsys.readouterr().out.splitlines()
+    what, how, estimate, *lines = capsys.readouterr().out.splitlines()
+    assert what == "24 training and 10 validation images of 16x16 pixels"
+    assert how == "vqvae, kohonen: 16 codes, 12 steps on the CPU, 1 thread"
+    assert re.fullmatch(r"about \d+ s for 12 steps \(.* s a step\)", estimate)
     assert [line.split()[1] for line in lines] == ["4", "8", "12"]
-    assert all(word in lines[0] for word in ("validation loss", "perplexity", "usage", "images/s"))
+    assert all(word in lines[0] for word in ("validation loss", "perplexity", "of 160 tokens", "images/s"))
 
 
 def test_tensorboard_files_hold_both_curves(tmp_path: Path) -> None:

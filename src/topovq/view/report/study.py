@@ -45,6 +45,10 @@ class Study:
     def validations(self) -> list[dict[str, Any]]:
         return [line for line in self.record if line["event"] == "validation"]
 
+    def curve(self, key: str) -> list[tuple[int, float | None]]:
+        """A figure of the validations: (step, value); None where it was not finite or not recorded."""
+        return [(line["step"], line.get(key)) for line in self.validations]
+
     @property
     def usual(self) -> list[int]:
         """The code that occurs most often, of each map."""
@@ -90,7 +94,9 @@ def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: i
             data, path, _ = data_of(config)
             with open_data(data, path, model.image_size, 0) as source:
                 images = next(iter(source.validation(limit)))[:limit].clone()
-            return with_channels(images, model), f"validation images of {data}"
+                all_of_them = source.validation_images
+            first = f"of the {all_of_them:,} " if all_of_them > len(images) else ""
+            return with_channels(images, model), f"{first}validation images of {data}"
         except (OSError, ValueError) as error:
             reason = f"its own data set could not be opened: {error}"
     photographs = photo_crops(min(limit, 64), model.image_size, held_out=True)
