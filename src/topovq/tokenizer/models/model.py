@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import safetensors.torch
 import torch
@@ -22,7 +22,11 @@ from topovq.pretrained import HubModule
 from topovq.quantizers import Quantized, Quantizer, ResidualVQ
 from topovq.storage import write_files
 from topovq.tokenizer.models.blocks import halvings
+from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
+
+if TYPE_CHECKING:
+    from topovq.tokenizer.models.inputs import Images
 
 Tokens = Tensor | tuple[Tensor, ...]
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -144,8 +148,16 @@ class Tokenizer(nn.Module, HubModule):
         return (x_BCHW.float() * self.std_C11 + self.mean_C11).round().clamp(0, 255).to(torch.uint8)
 
     @torch.no_grad()
-    def encode(self, x_BCHW: Tensor) -> Tokens:
-        """Images (as in `forward`) -> tokens int64 [B, h, w], a tuple where there are levels. Codes stay put."""
+    def encode(self, images: Images) -> Tokens:
+        """Images -> tokens int64 [B, h, w], a tuple where there are levels. Codes stay put.
+
+        images  a tensor [B, C, H, W]: uint8 pixels, floats in [0, 1], or floats that are normalized as `normalize`
+                does it; or a PIL image, the path of an image file, or a list of these, of which the central square is
+                scaled to `image_size`
+        """
+        return self._tokens(as_batch(images, self))
+
+    def _tokens(self, x_BCHW: Tensor) -> Tokens:
         training = self.training
         self.eval()
         try:
