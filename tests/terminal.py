@@ -61,13 +61,13 @@ class Terminal:
     """`python -m topovq ARGUMENTS` at a width; what it draws is kept as `frames`, the last line each time."""
 
     def __init__(self, width: int, folder: Path, *arguments: str) -> None:
-        self.screen, self.raw, self.frames = Screen(width), "", list[str]()
+        self.screen, self.raw, self.frames, self.rest = Screen(width), "", list[str](), ""
         self.process, self.handle = pty.fork()
         if self.process == 0:
             os.chdir(folder)
-            os.environ.update(TERM="xterm", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-            os.environ.pop("COLUMNS", None)
-            os.execv(sys.executable, [sys.executable, "-m", "topovq", *arguments])
+            environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            environment.pop("COLUMNS", None)  # given whole: readline sets some behind Python's back
+            os.execve(sys.executable, [sys.executable, "-m", "topovq", *arguments], environment)
         fcntl.ioctl(self.handle, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
 
     def until(self, text: str | None, seconds: float = 120) -> float:
@@ -85,6 +85,10 @@ class Terminal:
                 assert text is None, self.raw[-2_000:]
                 break
             self.raw += data
+            data, self.rest = self.rest + data, ""
+            cut = re.search(r"\x1b(\[[0-9;?]*)?$", data)  # a code of which the rest is still to come
+            if cut:
+                data, self.rest = data[: cut.start()], cut[0]
             for part in re.split(r"(?<=\r)|(?=\x1b\[2K)", data):
                 self.screen.feed(part)
                 self.frames.append(self.screen.lines[self.screen.row])
