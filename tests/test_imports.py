@@ -18,7 +18,7 @@ FLOORS = {
     5: ["__main__", "cli", "demo", "exits"],
     4: ["view", "loading"],
     3: ["tokenizer"],
-    2: ["som", "convert", "interop"],
+    2: ["som", "callbacks", "convert", "interop"],
     1: [
         "quantizers",
         "pretrained",
@@ -27,11 +27,13 @@ FLOORS = {
         "state",
         "metrics",
         "rules",
+        "drawing",
         "ops",
         "neighborhood",
         "grid",
         "distributed",
         "missing",
+        "panel",
     ],
 }
 ROOMS = [room for floor in FLOORS.values() for room in floor]

@@ -12,7 +12,7 @@ from torch import Tensor
 from topovq.tokenizer.training import TrainConfig, train
 from topovq.tokenizer.training.record import RECORD_FILE
 from topovq.view.pictures import COLORS, codebook_map, film, pixel_error, shifted
-from topovq.view.report import CURVES, Study, study, write_page
+from topovq.view.report import CURVES, DEMO_FILE, DEMO_LINK, REPORT_FILE, Study, study, write_page
 
 TWINS = {"KSOM": "kohonen", "EMA-VQ": "ema"}
 OFFSETS = range(-3, 4)
@@ -30,7 +30,11 @@ def demo(out: Path, steps: int = 600) -> Path:
     console.print(f"Two models on the same photographs, {steps} steps each; only the codebook's learning rule differs.")
     twins = [_train(name, kind, out / kind, steps) for name, kind in TWINS.items()]
     errors = {twin.name: _shift_error(twin) for twin in twins}
-    page = write_page(twins, out / "index.html", TITLE, INTRODUCTION.format(**errors))
+    page = out / DEMO_FILE
+    for twin in twins:
+        write_page([twin], twin.folder / REPORT_FILE, twin.name, links=[(DEMO_LINK, page)])
+    reports = [(f"The report of {twin.name}", twin.folder / REPORT_FILE) for twin in twins]
+    write_page(twins, page, TITLE, INTRODUCTION.format(**errors), reports)
     _draw(twins).savefig(out / "demo.png", dpi=90)
     last = {twin.name: twin.validations[-1] for twin in twins}
     for label, told in {

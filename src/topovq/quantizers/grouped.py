@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from topovq.codebook import Codebook
 from topovq.pretrained import HubModule
 from topovq.quantizers.kohonen import KohonenVQ
 from topovq.quantizers.quantizer import Quantizer
-from topovq.quantizers.residual import ResidualVQ
+from topovq.quantizers.residual import ResidualVQ, residual_as_saved
 from topovq.quantizers.results import Quantized
 
 
@@ -39,6 +39,13 @@ class GroupedResidualVQ(Quantizer, HubModule):
         self.rvqs = nn.ModuleList(
             ResidualVQ(dim // groups, codebook_size, num_quantizers, **options) for _ in range(groups)
         )
+        named = self._groups()[0]._hub_mixin_config
+        settings = {name: named[name] for name in ("neighborhood", "neighbor_reduction") if name in named}
+        (getattr(self, "_hub_mixin_config", None) or {}).update(settings)
+
+    @classmethod
+    def _from_pretrained(cls, **arguments: Any) -> Self:
+        return super()._from_pretrained(**residual_as_saved(arguments))
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """As ResidualVQ.forward, for each group; with return_all_codes=True the codes of each group are a tuple."""

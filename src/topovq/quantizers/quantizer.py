@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
 from topovq.metrics import Health, as_health, health_of_all
+from topovq.quantizers import portrait
+from topovq.quantizers.repair import advice, repair
 
 
 class Quantizer(nn.Module):
@@ -23,6 +25,10 @@ class Quantizer(nn.Module):
 
     graphable = True
     """Whether a training step may be compiled and replayed as a CUDA graph: nothing waits for the device."""
+
+    def __init__(self) -> None:
+        """The class says what the arguments are."""
+        super().__init__()
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """Quantize x, to a Quantized; what else `options` ask for comes after its three values."""
@@ -90,6 +96,19 @@ class Quantizer(nn.Module):
                 stack.enter_context(book.accumulate_updates())
             yield
 
+    # To look at
+
+    def plot(self) -> Any:
+        """Draw each codebook as it is now: codes colored by principal components, U-matrix, hits.
+
+        Returns matplotlib's axes: [3], or [codebooks, 3] where there are several.
+        """
+        return portrait.plot(self.books())
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: figures and maps. None, for the usual text, where the codes have no places."""
+        return portrait.html_panel(type(self).__name__, self.books()) if self.maps else None
+
     # Figures, over all ranks, without waiting for the device
 
     @property
@@ -103,17 +122,24 @@ class Quantizer(nn.Module):
         return torch.stack([book.usage() for book in self.books()]).mean()
 
     def read_health(self) -> Tensor:
-        """The figures of `health()`, float32 [5] on the device: for those who cannot wait for it."""
+        """The figures of `health()`, float32 [6] on the device: for those who cannot wait for it."""
         return health_of_all([book.read_health() for book in self.books()])
 
     def health(self) -> Health:
         """Usage, perplexity, dead codes (not chosen in the last 1/(1 - decay) updates) and drift: how far the codes
-        moved since this was last asked, in units of their spread (nan the first time). Waits for the device."""
-        return as_health(self.read_health().tolist())
+        moved since this was last asked, in units of their spread (nan the first time). `advice` names codes that are
+        not finite or far outside the data, and says what to do. Waits for the device."""
+        health = as_health(self.read_health().tolist())
+        return health._replace(advice=advice(self.books())) if health.stray_codes else health
+
+    def repair(self) -> int:
+        """Put codes that are not finite or far outside the data (`health().advice` names them) between their neighbors
+        on the map; how many there were. Waits for the device."""
+        return sum(repair(book) for book in self.books())
 
     @property
     def skipped(self) -> Tensor:
-        """How many vectors with NaN or infinity training has left out so far, int64, 0-dim."""
+        """How many vectors training has left out so far, int64, 0-dim: NaN, infinity, or far from all others."""
         return torch.stack([book.skipped for book in self.books()]).sum()
 
     @property

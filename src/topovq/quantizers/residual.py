@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topovq.codebook import Codebook, Turn
+from topovq.ops.bound import counted
 from topovq.ops.direct import in_backward
 from topovq.ops.snapshot import held
 from topovq.pretrained import HubModule
@@ -19,7 +20,7 @@ from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
-from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
+from topovq.quantizers.kohonen import KohonenVQ, as_saved, follows_gradient, neighborhood_name
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.results import Quantized
@@ -92,6 +93,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         self.codebook_dim = dim if codebook_dim is None else codebook_dim
         self.codebook_sizes = sizes
         self.shared_codebook = shared_codebook
+        self.started = False
         self.dropout: Dropout | None = None
         if quantize_dropout:
             self.dropout = Dropout(len(sizes), quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
@@ -108,6 +110,9 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         if kind is GradientVQ:
             options = {**REDUCTION, **options}
             (getattr(self, "_hub_mixin_config", None) or {}).update(neighbor_reduction=options["neighbor_reduction"])
+        if kind is KohonenVQ and not follows_gradient(options):
+            reach = [options.get(name) for name in ("neighborhood", "tau", "radius", "schedule")]
+            (getattr(self, "_hub_mixin_config", None) or {}).update(neighborhood=neighborhood_name(*reach))
         self.layers = nn.ModuleList(kind(self.codebook_dim, size, **options) for size in sizes)
         if shared_codebook:
             for layer in self.quantizers[1:]:
@@ -117,8 +122,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
 
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> Self:
-        before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
-        return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
+        return super()._from_pretrained(**residual_as_saved(arguments))
 
     def forward(
         self,
@@ -155,8 +159,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         if beams is not None and beams > 1 and started:
             frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
             learns = self.training and not frozen
-            codes = [vq.codebook_of(0).searched(learns)[0] for vq in self.quantizers]
-            codes = [held(codes_KD) for codes_KD in codes] if learns else codes
+            codes = self._searched(z, learns)
             tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
         total, tokens, losses = self._through_layers(z, mask, last, chosen, freeze_codebook, sample_codebook_temp)
@@ -165,6 +168,15 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         total = total if mask is None else torch.where(mask[..., None], total, 0)
         made = Quantized(self._channels_back(total), torch.stack(tokens, -1), torch.stack(losses))
         return (*made, self.get_codes_from_indices(made.indices)) if return_all_codes else made
+
+    def _searched(self, z: Tensor, learns: bool) -> list[Tensor]:
+        """The codes of each quantizer for a beam search: a second forward sees what the first one saw."""
+        books = self.maps
+        if not (learns and in_backward() and books[0].recall.forwards):
+            return [held(book.codes) if learns else book.codes for book in books]
+        x_ND = z.flatten(0, -2)
+        place = books[0].recall.place(nn.functional.normalize(x_ND, dim=1) if books[0].unit_length else x_ND)
+        return [book.recall.seen(place)[0] for book in books]
 
     def _through_layers(
         self,
@@ -254,11 +266,13 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         return [vq.codebook_of(0) for vq in self.quantizers]
 
     def has_started(self) -> bool:
-        """Whether no codebook is still to take its start from the data."""
-        books = self.books()
-        for book in books:
-            book.settle()
-        return all(book.is_initialized for book in books)
+        """Whether no codebook is still to take its start from the data; a second forward is told what the first was."""
+        if not in_backward():
+            books = self.books()
+            for book in books:
+                book.settle()
+            self.started = all(book.is_initialized for book in books)
+        return self.started
 
     @property
     def skipped(self) -> Tensor:
@@ -293,6 +307,14 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         super()._load_from_state_dict(state, prefix, *rest)
 
 
+def residual_as_saved(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer that was saved some time ago, as they were meant then."""
+    kind = arguments.get("quantizer", "kohonen")
+    if kind == "kohonen":
+        return as_saved(arguments)
+    return {**REDUCTION_BEFORE, **arguments} if kind == "gradient" else arguments
+
+
 def layer_sizes(codebook_size: int | Sequence[int], num_quantizers: int | None) -> tuple[int, ...]:
     """The size of each quantizer's codebook."""
     if num_quantizers is not None and (not isinstance(num_quantizers, int) or num_quantizers < 1):
@@ -316,7 +338,7 @@ def learn_from_all(vq: KohonenVQ, inputs: list[Tensor], keeps: list[Tensor | Non
     if book.dead_threshold:
         x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
         x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
-        valid_N = x_ND.isfinite().all(1)
+        valid_N = counted(x_ND, held(book.codes), learns=True)
         if keeps[0] is not None:
             valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
     nothing_KD = torch.zeros_like(book.codes.detach())

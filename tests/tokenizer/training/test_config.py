@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from topovq.grid import Grid
-from topovq.neighborhood import recommended
+from topovq.neighborhood import narrowing
 from topovq.tokenizer.training import TrainConfig
 from topovq.tokenizer.training.config import IDENTITY
 from topovq.tokenizer.training.record import RECORD_FILE
@@ -62,9 +62,12 @@ def test_a_run_that_is_resumed_keeps_what_is_left_open(tmp_path: Path) -> None:
         check_folder(other)
 
 
-def open_for(steps: int, size: int = 512) -> dict[str, Any]:
-    """The options that spell out the recommended setting."""
-    kind, schedule, radius = recommended(Grid.balanced(size), steps)
+RIDE = {"neighborhood": "ride", "decay": 0.95}
+
+
+def falls_for(steps: int, size: int = 512) -> dict[str, Any]:
+    """The options that spell out "narrowing"."""
+    kind, schedule, radius = narrowing(Grid.balanced(size), steps)
     assert radius is None
     named = {"neighborhood": kind, "schedule": schedule.to_dict(), "update_empty": False}
     return {**named, **({"decay": 0.95} if steps <= 1_200 else {})}
@@ -76,17 +79,20 @@ LEARNABLE = {"learnable_codebook": True, "ema_update": False}
 @pytest.mark.parametrize(
     ("change", "options"),
     [
-        ({}, open_for(700)),
-        ({"codebook_size": 509}, open_for(700, 509)),
-        ({"quantizer": "soft"}, open_for(700)),
-        ({"quantizer": "residual"}, open_for(700)),
-        ({"quantizer_options": {"decay": 0.9}}, {**open_for(700), "decay": 0.9}),
-        ({"quantizer_options": {"update_empty": True}}, {**open_for(700), "update_empty": True}),
-        ({"quantizer_options": {"steps": 50}}, open_for(50)),
-        ({"quantizer_options": {"grid": [4, 128]}}, {"grid": [4, 128], **open_for(700)}),
-        ({"codebook_size": 4096}, open_for(700, 4096)),
-        ({"quantizer_options": {"steps": 6_000}}, open_for(6_000)),
-        ({"quantizer_options": {"tau": 0.2}}, {"tau": 0.2}),
+        ({}, RIDE),
+        ({"codebook_size": 509}, RIDE),
+        ({"quantizer": "residual"}, RIDE),
+        ({"quantizer_options": {"decay": 0.9}}, {**RIDE, "decay": 0.9}),
+        ({"quantizer_options": {"update_empty": False}}, {**RIDE, "update_empty": False}),
+        ({"quantizer_options": {"steps": 50}}, RIDE),
+        ({"quantizer_options": {"steps": 6_000}}, {**RIDE, "decay": 0.99}),
+        ({"quantizer_options": {"neighborhood": "ride", "steps": 6_000}}, {**RIDE, "decay": 0.99}),
+        ({"quantizer_options": {"grid": [4, 128]}}, {"grid": [4, 128], **RIDE}),
+        ({"quantizer": "soft"}, falls_for(700)),
+        ({"quantizer_options": {"neighborhood": "narrowing"}}, falls_for(700)),
+        ({"quantizer_options": {"neighborhood": "narrowing", "steps": 6_000}}, falls_for(6_000)),
+        ({"quantizer_options": {"neighborhood": "narrowing"}, "codebook_size": 509}, falls_for(700, 509)),
+        ({"quantizer_options": {"tau": 0.2}}, {"tau": 0.2, "neighborhood": "narrowing"}),
         ({"quantizer_options": {"neighborhood": "hard"}}, {"neighborhood": "hard"}),
         ({"quantizer": "ema"}, {}),
         ({"quantizer_options": LEARNABLE}, LEARNABLE),
@@ -95,7 +101,7 @@ LEARNABLE = {"learnable_codebook": True, "ema_update": False}
         ({"quantizer": "residual", "quantizer_options": {"quantizer": "gradient"}}, {"quantizer": "gradient"}),
     ],
 )
-def test_a_neighborhood_left_open_shrinks_with_the_training(change: dict[str, Any], options: dict[str, Any]) -> None:
+def test_a_neighborhood_left_open_is_spelled_out(change: dict[str, Any], options: dict[str, Any]) -> None:
     config = TrainConfig(steps=700, **change)
     resolved = config.resolve("cpu")
     assert resolved.quantizer_options == options
@@ -108,7 +114,7 @@ def test_a_neighborhood_left_open_shrinks_with_the_training(change: dict[str, An
 @pytest.mark.parametrize("rule", [{}, {"update_empty": False}, {"update_empty": True}])
 def test_a_run_that_is_resumed_keeps_the_rule_it_was_started_with(tmp_path: Path, rule: dict[str, Any]) -> None:
     """Records without `update_empty` are of a time when a neighborhood by name, the paper's rule, was all there was."""
-    options = {"neighborhood": "gaussian", "schedule": open_for(700)["schedule"], "decay": 0.95, **rule}
+    options = {"neighborhood": "gaussian", "schedule": falls_for(700)["schedule"], "decay": 0.95, **rule}
     (tmp_path / RECORD_FILE).write_text(json.dumps({"event": "config", "quantizer_options": options}) + "\n")
     resumed = TrainConfig(steps=900, out=tmp_path, resume=True).resolve("cpu")
     assert resumed.quantizer_options == options

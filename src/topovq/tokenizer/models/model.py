@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from topovq.tokenizer.models.inputs import Images
 
 Tokens = Tensor | tuple[Tensor, ...]
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 LARGEST = 9_459  # side of the images of a model that is loaded: larger ones are not decoded (data/decode.py)
 
 
@@ -51,7 +51,7 @@ class Output(NamedTuple):
 
 
 class Tokenizer(nn.Module, HubModule):
-    """Base of VQVAE and VQVAE2: normalization, losses, tokens, saving.
+    """Base of VQVAE, VQVAE2 and VQGAN: normalization, losses, tokens, saving.
 
     Subclasses give `features`, `reconstruct` and, with several levels, `descend`.
     """
@@ -60,6 +60,7 @@ class Tokenizer(nn.Module, HubModule):
     quantizers: Sequence[Quantizer]  # one per level, coarsest first
     mean_C11: Tensor
     std_C11: Tensor
+    card: str | None = None  # what README.md in its folder says; what is saved or uploaded next has it, too
 
     def __init__(
         self, image_size: int, strides: Sequence[int], channels: int, mean: Sequence[float], std: Sequence[float]
@@ -215,6 +216,22 @@ class Tokenizer(nn.Module, HubModule):
         if "quantizer" in kwargs:
             kwargs["quantizer_options"] = as_meant(kwargs["quantizer"], kwargs.get("quantizer_options") or {})
         return super()._from_pretrained(strict=strict, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Self:
+        """As in every module that can be saved; the folder's model card is kept."""
+        model = super().from_pretrained(pretrained_model_name_or_path, **arguments)
+        card = Path(pretrained_model_name_or_path) / CARD_FILE
+        model.card = card.read_text(encoding="utf-8") if card.is_file() else None
+        return model
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """As in every module that can be saved; with the card it was loaded with, unless the folder has one."""
+        card = Path(save_directory) / CARD_FILE
+        if self.card is not None and not card.exists():
+            card.parent.mkdir(parents=True, exist_ok=True)
+            card.write_text(self.card, encoding="utf-8")
+        return super().save_pretrained(save_directory, **options)
 
 
 def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:

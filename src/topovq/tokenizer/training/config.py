@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from topovq.neighborhood import recommended, recommended_decay
-from topovq.quantizers.kohonen import REACH, make_grid
+from topovq.neighborhood import narrowing, recommended_decay
+from topovq.quantizers.kohonen import REACH, RECOMMENDED, follows_gradient, make_grid
 from topovq.tokenizer.models import MODELS, Tokenizer, as_meant, check_name, check_options, spelled_out
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
@@ -24,20 +24,21 @@ IDENTITY = (
     *("validate_every", "precision"),
 )
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb", "preset")  # what a preset decides is in the other fields
-SCHEDULED = ("kohonen", "soft")  # quantizers whose recommended neighborhood shrinks with the training
-DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4)}  # batch size and learning rate of the paper's models
+OPEN = ("kohonen", "soft")  # quantizers whose neighborhood may be left open
+# Batch size and learning rate: the paper's, and those usual for the third.
+DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4), "vqgan": (64, 1e-4)}
 COUNTS = (
     *("codebook_size", "code_dim", "steps", "batch_size"),
     *("validate_every", "checkpoint_every", "keep_checkpoints", "log_every"),
 )
 VALIDATIONS = 10  # of a run, whatever its length
 OWN_SIZE = ("photos", "cifar10")  # data sets whose images are small already
+SMALL_HIDDEN = {"vqvae": 64, "vqvae2": 64, "vqgan": 16}  # the last has so many at the resolution of the image
 # What `preset` gives where nothing is said: the paper's model, and one that trains on a CPU in a few minutes.
 PRESETS: dict[str, dict[str, Any]] = {
     "full": {"codebook_size": 512, "code_dim": 64, "steps": 30_000},
     "small": {
         "image_size": 64,
-        "model_options": {"hidden": 64},
         "codebook_size": 512,
         "code_dim": 32,
         "steps": 1_000,
@@ -67,7 +68,7 @@ class TrainConfig:
     """Processes that decode images; the data set's own default if not given."""
 
     model: str = "vqvae"
-    """vqvae (one level of tokens) or vqvae2 (two or more)."""
+    """vqvae (one level of tokens), vqvae2 (two or more) or vqgan (one level; deeper, with attention)."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """Other arguments of the model, such as hidden=64 stride=8."""
     codebook_size: int | None = None
@@ -82,9 +83,10 @@ class TrainConfig:
     steps: int | None = None
     """Training steps; 30,000 if not given, 1,000 with the small preset."""
     batch_size: int | None = None
-    """Images per step over all processes; if not given, 256 for vqvae and 128 for vqvae2, 32 with the small preset."""
+    """Images per step over all processes; if not given, 256 for vqvae, 128 for vqvae2, 64 for vqgan, and 32 with the
+    small preset."""
     learning_rate: float | None = None
-    """AdamW's learning rate; 1e-3 for vqvae and 3e-4 for vqvae2 if not given."""
+    """AdamW's learning rate; 1e-3 for vqvae, 3e-4 for vqvae2, 1e-4 for vqgan if not given."""
     weight_decay: float = 0.0
     """AdamW's weight decay."""
     clip: float = 1.0
@@ -157,7 +159,10 @@ class TrainConfig:
         """Values of the fields that nobody has set: those the run was started with, else the preset's."""
         batch_size, learning_rate = DEFAULTS_OF[self.model]
         defaults: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "model_options": {}}
-        defaults |= PRESETS["small" if self.is_small(device_type) else "full"]
+        small = self.is_small(device_type)
+        defaults |= PRESETS["small" if small else "full"]
+        if small:
+            defaults["model_options"] = {"hidden": SMALL_HIDDEN[self.model]}
         if self.data in OWN_SIZE:
             defaults["image_size"] = None
         defaults |= started
@@ -186,22 +191,25 @@ class TrainConfig:
         options = self.quantizer_options
         if started is not None and "neighbor_reduction" in started:
             options = {"neighbor_reduction": started["neighbor_reduction"], **options}
-        options = spelled_out(self.quantizer, options)
         kind = options.get("quantizer", "kohonen") if self.quantizer == "residual" else self.quantizer
         given = [name for name in REACH if options.get(name) is not None]
-        if kind not in SCHEDULED or options.get("learnable_codebook") or (given and given != ["steps"]):
-            return options
+        if options.get("neighborhood") in RECOMMENDED:
+            given = ["steps"] if {*given} <= {"steps", "neighborhood"} else given
+        if kind not in OPEN or follows_gradient(options) or (given and given != ["steps"]):
+            return spelled_out(self.quantizer, options)
         kept = {name: value for name, value in options.items() if name != "steps"}
         if not given and started is not None:
             names = (*REACH, "decay", "update_empty")
             return {**{name: started[name] for name in names if name in started}, **kept}
+        steps = options.get("steps", self.steps)
+        decay = recommended_decay(steps)
+        if options.get("neighborhood", "narrowing" if kind == "soft" else "ride") == "ride":
+            return {"decay": decay, **kept, "neighborhood": "ride"}
+        lower = {"decay": decay} if decay != recommended_decay(None) and "decay" not in kept else {}
         topology, wrap = options.get("topology", "rectangular"), options.get("wrap", False)
         assert self.codebook_size is not None
         grid = make_grid(self.codebook_size, options.get("grid"), topology, wrap)
-        steps = options.get("steps", self.steps)
-        neighborhood, schedule, _ = recommended(grid, steps)
-        decay = recommended_decay(steps)
-        lower = {"decay": decay} if decay != recommended_decay(None) and "decay" not in kept else {}
+        neighborhood, schedule, _ = narrowing(grid, steps)
         named = {"neighborhood": neighborhood, "schedule": schedule.to_dict()}
         return {"update_empty": False, **kept, **lower, **named}
 

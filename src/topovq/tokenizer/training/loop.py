@@ -4,6 +4,7 @@ The run's folder:
     record.jsonl                   what happened (see record.py)
     checkpoints/step-00001000/     the newest few (see checkpoint.py)
     config.json, model.safetensors the final model, as `from_pretrained` reads it
+    README.md                      its model card
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from topovq.storage import write_files
 from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
+from topovq.tokenizer.training.card import write_card
 from topovq.tokenizer.training.checkpoint import (
     checkpoints,
     load_checkpoint,
@@ -319,6 +321,7 @@ class Run:
             write_files(self.folder, self.model.files())
             figures = {"best_loss": self.best, "seconds": round(self.seconds, 3), **self.cost.figures()}
             self.record.append("final", step=self.step, steps=self.total, **figures)
+            write_card(self.folder, self.model, read_record(self.record.path))
         self.world.wait()
         return RunResult(self.folder, config.run_id, self.total, self.best, self.seconds, self.validation)
 

@@ -41,6 +41,8 @@ def check_loggers(tensorboard: bool, wandb: str | None) -> None:
 class Logger(Protocol):
     def log(self, step: int, figures: dict[str, float]) -> None: ...
 
+    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -71,6 +73,12 @@ class WeightsAndBiases:
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         self.run.log(figures, step=step)
+
+    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
+        """Pictures uint8 [H, W, 3 or 4] by name."""
+        import wandb
+
+        self.run.log({name: wandb.Image(pixels_HWC) for name, pixels_HWC in pictures.items()}, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -178,7 +186,8 @@ class Reporter:
         if figures["skipped"] > self.skipped:
             new = figures["skipped"] - self.skipped
             self.say(
-                f"[bold red]warning:[/] step {step}: {new:,.0f} vectors with NaN or infinity left out of the codebook"
+                f"[bold red]warning:[/] step {step}: {new:,.0f} vectors left out of the codebook: NaN, infinity, or "
+                "far from all others"
             )
             self.skipped = figures["skipped"]
         warning = self.watch.look(step, levels) if self.watch is not None else None
@@ -214,11 +223,10 @@ class Reporter:
         self._log(step, {f"validation/{name}": value for name, value in figures.items()})
 
     def pictures(self, step: int, draw: Callable[[], dict[str, np.ndarray]]) -> None:
-        """Log what `draw` gives, where a logger shows pictures; else it is not called."""
-        shows = [logger for logger in self.loggers if isinstance(logger, TensorBoard)]
-        if shows:
+        """Log what `draw` gives; without a logger it is not called."""
+        if self.loggers:
             drawn = draw()
-            for logger in shows:
+            for logger in self.loggers:
                 logger.show(step, drawn)
 
     def _log(self, step: int, figures: dict[str, float]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from topovq.distributed import World
-from topovq.metrics import Health, as_health
+from topovq.metrics import FIGURES, Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
 from topovq.tokenizer.training.feed import Feed
 from topovq.tokenizer.training.interrupt import StopRequest
@@ -190,8 +190,14 @@ def _distribute(network: nn.Module) -> DistributedDataParallel:
 
 
 def working_copy(model: Tokenizer) -> Tokenizer:
-    """The model with the same quantizers and its convolutions in bf16: what autocast would make of it at every step."""
-    copied = copy.deepcopy(model, {id(model.quantizers): model.quantizers})
+    """The model with the same quantizers and its convolutions in bf16: what autocast would make of it at every step.
+
+    All other parameters are the model's own.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d))]
+    lowered = {id(parameter) for module in convolutions for parameter in module.parameters()}
+    kept = {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in lowered}
+    copied = copy.deepcopy(model, {id(model.quantizers): model.quantizers, **kept})
     for module in copied.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
             for parameter in module.parameters():
@@ -250,7 +256,7 @@ class Reading:
         if self.arrived is not None:
             self.arrived.synchronize()
         figures = self.host.tolist()
-        width = len(Health._fields) + 1
+        width = FIGURES + 1
         return figures[:3], [figures[first : first + width] for first in range(3, len(figures), width)]
 
 

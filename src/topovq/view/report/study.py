@@ -30,6 +30,7 @@ class Study:
     """
 
     name: str
+    folder: Path
     model: Tokenizer
     maps: list[Chart]
     record: list[dict[str, Any]]
@@ -82,7 +83,7 @@ def study(run: str | Path, name: str | None = None, limit: int = LOOKED_AT) -> S
     for batch in images_BCHW.split(32):
         for hits_K, plane in zip(hits, to_planes(model.encode(batch))):
             hits_K += code_counts(plane, len(hits_K))
-    return Study(name or folder.resolve().name, model, maps, record, images_BCHW, source, hits)
+    return Study(name or folder.resolve().name, folder, model, maps, record, images_BCHW, source, hits)
 
 
 def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: int) -> tuple[Tensor, str]:
