@@ -22,7 +22,7 @@ from experiments.runs import Records, missing, run_all
 from experiments.scale import draw_scale, make_scale
 from experiments.specs import CLIENTS, QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
 from experiments.tables import FORMATS, Table, as_csv, make_table, markdown
-from topovq.cli import one_line_errors
+from topovq.exits import one_line_errors
 from topovq.storage import write_atomic
 from topovq.tokenizer.models import check_name
 

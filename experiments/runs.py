@@ -27,7 +27,8 @@ from topovq.view.report import with_channels
 # Two runs that differ in one of these are different cells; in anything else, one cell run in two ways.
 CELL = ("data", "model", "codebook_size", "quantizer", "quantizer_options", "seed")
 # What a validation tells of the time since the last look, which a stop cuts short, and not of the model.
-PASSING = ("seconds", "images_per_second", "drift", "drift_steps", "ms_per_step", "peak_mib")
+PASSING = ("seconds", "images_per_second", "drift", "drift_steps", "ms_per_step", "peak_mib", "train_loss")
+ADDED = ("tokens", "tokens_0", "tokens_1", "train_tokens")  # which older records do not tell
 FACTS = ("hardware", "commit")  # the last columns of a CSV
 NAMED = 6  # problems that a message names before it only counts
 
@@ -78,7 +79,7 @@ class Record:
     def validations(self) -> list[dict[str, Any]]:
         """Its validations without what differs from one time to the next."""
         seen = [line for line in self.lines if line["event"] == "validation"]
-        return [{name: value for name, value in line.items() if name not in PASSING} for line in seen]
+        return [{name: value for name, value in line.items() if name not in (*PASSING, *ADDED)} for line in seen]
 
     @property
     def losses(self) -> dict[int, float]:

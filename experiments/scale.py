@@ -50,6 +50,7 @@ def make_scale(options: Options, records: Records) -> Table:
     number = options.seeds_of(SCALE)
     chosen = cells(SCALE, options.dataset, options.codebooks)
     full = chosen[0].config(0, options.steps).steps
+    assert full is not None
     lengths = sorted({run.config["steps"] for run in records if run.finished} | {full}, reverse=True)
     points: list[Point] = []
     missing: list[str] = []

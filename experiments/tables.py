@@ -87,7 +87,9 @@ def rows_of(table: str, options: Options, records: Records) -> tuple[list[Row], 
             pending.append(cell.name)
         elif lacking:
             missing.append(f"{cell.name} (seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))})")
-        rows.append(Row(cell, cell.config(0, options.steps).steps, runs))
+        steps = cell.config(0, options.steps).steps
+        assert steps is not None
+        rows.append(Row(cell, steps, runs))
     problems = {
         "missing": missing,
         "left out, since they were run otherwise": otherwise,

@@ -30,7 +30,7 @@ def test_the_page_stands_alone_and_the_numbers_are_printed(tmp_path: Path, capsy
     with Image.open(tmp_path / "demo" / "demo.png") as image:
         assert min(image.size) > 1000
     output = capsys.readouterr().out
-    for line in ("validation loss:", "codes in use:", "error after a shift of one:"):
+    for line in ("validation loss:", "usage of the codes:", "error after a shift of one:"):
         assert re.search(rf"{line} +KSOM \S+.*EMA-VQ \S+", output)
     assert str(page.resolve()) in output.replace("\n", "")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from topovq import convert
 from topovq.grid import Grid
 from topovq.interop import export_quantizers, replace_quantizers
+from topovq.loading import load
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.quantizers import GradientVQ, GroupedResidualVQ, KohonenVQ, Quantized, Quantizer, ResidualVQ, SoftKohonenVQ
 
@@ -38,6 +39,7 @@ __all__ = [
     "SoftKohonenVQ",
     "convert",
     "export_quantizers",
+    "load",
     "replace_quantizers",
 ]
 __version__ = "0.2.0"

@@ -39,7 +39,7 @@ def demo(out: Path, steps: int = 600) -> Path:
     last = {twin.name: twin.validations[-1] for twin in twins}
     for label, told in {
         "validation loss": {name: f"{line['loss']:.4f}" for name, line in last.items()},
-        "codes in use": {name: f"{line['usage']:.0%}" for name, line in last.items()},
+        "usage of the codes": {name: f"{line['usage']:.0%}" for name, line in last.items()},
         "error after a shift of one": {name: f"{error:.0f} gray levels" for name, error in errors.items()},
     }.items():
         console.print(f"{label + ':':29}" + ", ".join(f"{name} {value}" for name, value in told.items()))

@@ -13,8 +13,8 @@ from topovq.grid import Grid
 from topovq.neighborhood import narrowing
 from topovq.tokenizer.training import TrainConfig
 from topovq.tokenizer.training.config import IDENTITY
-from topovq.tokenizer.training.loop import check_folder
 from topovq.tokenizer.training.record import RECORD_FILE
+from topovq.tokenizer.training.result import check_folder
 
 
 def test_what_is_left_open_is_filled_in_from_the_paper() -> None:
@@ -23,6 +23,43 @@ def test_what_is_left_open_is_filled_in_from_the_paper() -> None:
     vqvae2 = TrainConfig(model="vqvae2").resolve("cuda")
     assert (vqvae2.batch_size, vqvae2.learning_rate, vqvae2.precision, vqvae2.compile) == (128, 3e-4, "bf16", True)
     assert vqvae.out == Path("runs") / vqvae.run_id
+
+
+def test_the_small_preset_fills_in_what_is_not_said_and_nothing_else() -> None:
+    small = TrainConfig(data="my/pictures", preset="auto").resolve("cpu")
+    assert (small.image_size, small.model_options, small.code_dim) == (64, {"hidden": 64}, 32)
+    assert (small.steps, small.batch_size, small.validate_every, small.log_every) == (1_000, 32, 100, 10)
+    assert small.run_id == TrainConfig(data="my/pictures", preset="small", precision="fp32").resolve("cuda").run_id
+    given = {"image_size": 128, "codebook_size": 64, "code_dim": 16, "steps": 50, "batch_size": 5, "log_every": 7}
+    said = TrainConfig(data="my/pictures", preset="auto", model_options={"hidden": 8, "stride": 8}, **given)
+    resolved = said.resolve("cpu")
+    assert {name: getattr(resolved, name) for name in given} == given
+    assert resolved.model_options == {"hidden": 8, "stride": 8}
+    assert TrainConfig(data="photos", preset="auto").resolve("cpu").image_size is None  # they are small already
+    full, paper = TrainConfig(preset="auto").resolve("cuda"), TrainConfig().resolve("cuda")
+    assert full.run_id == paper.run_id
+    assert (paper.steps, paper.codebook_size, paper.code_dim, paper.image_size) == (30_000, 512, 64, None)
+    with pytest.raises(ValueError, match=r"unknown preset 'smal' \(did you mean 'small'"):
+        TrainConfig(preset="smal").resolve("cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("steps", "every"), [(3, 1), (300, 30), (1_000, 100), (30_000, 3_000)])
+def test_there_are_ten_validations_whatever_the_length(steps: int, every: int) -> None:
+    assert TrainConfig(steps=steps).resolve("cpu").validate_every == every
+    assert TrainConfig(steps=steps, validate_every=7).resolve("cpu").validate_every == 7
+
+
+def test_a_run_that_is_resumed_keeps_what_is_left_open(tmp_path: Path) -> None:
+    first = TrainConfig(data="my/pictures", out=tmp_path, preset="small", steps=70).resolve("cpu")
+    (tmp_path / RECORD_FILE).write_text(json.dumps({"event": "config", **first.as_dict()}) + "\n")
+    again = TrainConfig(data="my/pictures", out=tmp_path, preset="auto", resume=True, precision="fp32").resolve("cuda")
+    assert again.run_id == first.run_id
+    assert check_folder(again) is None
+    longer = TrainConfig(data="my/pictures", out=tmp_path, resume=True, steps=90).resolve("cpu")
+    assert (longer.steps, longer.batch_size, longer.validate_every) == (90, 32, 7)
+    other = TrainConfig(data="my/pictures", out=tmp_path, resume=True, batch_size=64).resolve("cpu")
+    with pytest.raises(ValueError, match="started with batch_size=32 but is resumed with batch_size=64"):
+        check_folder(other)
 
 
 RIDE = {"neighborhood": "ride", "decay": 0.95}
@@ -121,9 +158,12 @@ def test_the_id_changes_with_what_decides_the_result(change: dict[str, Any], sam
 
 def test_a_new_field_identifies_a_run_or_is_said_not_to() -> None:
     where_and_how = {"out", "workers", "device", "compile", "checkpoint_every", "keep_checkpoints", "log_every"}
+    where_and_how |= {"preset"}  # what it decides is in the other fields
     watched = {"resume", "tensorboard", "wandb"}
     assert {field.name for field in fields(TrainConfig)} == {*IDENTITY, *where_and_how, *watched}
-    assert TrainConfig(quantizer="ema").resolve("cpu").run_id == "ea3c598db68b"  # of runs that are on disks
+    assert (
+        TrainConfig(quantizer="ema", validate_every=1_000).resolve("cpu").run_id == "ea3c598db68b"
+    )  # of runs that are on disks
 
 
 @pytest.mark.parametrize(

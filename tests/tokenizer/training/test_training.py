@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -88,12 +89,27 @@ def test_the_seed_decides_the_run(whole: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "other") != losses(whole)
 
 
+def test_the_training_loss_is_recorded_as_the_mean_since_the_last_validation(tmp_path: Path) -> None:
+    every, each = (
+        [line["train_loss"] for line in read_record(run / "record.jsonl") if line["event"] == "validation"]
+        for run in (
+            train(tiny_config(tmp_path / f"{often}", validate_every=often), source=TinySource(), quiet=True).folder
+            for often in (4, 1)
+        )
+    )
+    assert every == pytest.approx([sum(each[i : i + 4]) / 4 for i in (0, 4, 8)], rel=1e-5)
+
+
 class Stopping(TinySource):
-    """Asks for the run to stop while batch 6 is made."""
+    """Asks for the run to stop while batch `at` is made."""
+
+    def __init__(self, at: int = 6) -> None:
+        super().__init__()
+        self.at = at
 
     def train(self, *arguments: Any, start: int = 0, **options: Any) -> Iterator[Tensor]:
         for i, batch in enumerate(super().train(*arguments, start=start, **options), start):
-            if i == 6:
+            if i == self.at:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
@@ -148,6 +164,30 @@ def test_signals_end_a_process_cleanly(signum: int, code: int, tmp_path: Path) -
     (checkpoint,) = checkpoints(tmp_path / "run")
     state = torch.load(checkpoint / "state.pt", weights_only=True)
     assert state["step"] == step_of(checkpoint)
+
+
+def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
+    terminal, end = os.openpty()
+    script = "import fcntl, runpy, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); sys.argv = sys.argv[1:]; "
+    script += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(TINY),
+        str(tmp_path / "run"),
+        "steps=100000",
+        "checkpoint_every=100000",
+    ]
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True)
+    os.close(end)
+    shown = b""
+    while b"validation at" not in shown:  # as a narrow terminal has it
+        shown += os.read(terminal, 1000)
+    os.close(terminal)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    (checkpoint,) = checkpoints(tmp_path / "run")
+    assert torch.load(checkpoint / "state.pt", weights_only=True)["step"] == step_of(checkpoint)
 
 
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
@@ -248,6 +288,7 @@ def test_a_nan_loss_and_skipped_vectors_are_warned_of(
     source = TinySource()
     source.mean = (float("nan"), 127.5, 127.5)
     monkeypatch.setattr(source, "describe", dict)  # JSON has no NaN
+    monkeypatch.setattr("topovq.tokenizer.training.loop.is_finite", lambda model: True)  # else it would stop
     train(tiny_config(tmp_path / "run"), source=source)
     output = capsys.readouterr().out
     assert output.count("the loss is nan at step 2") == 1
@@ -261,9 +302,12 @@ def test_progress_without_a_terminal_is_a_line_per_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_config(tmp_path / "run"), source=TinySource())
-    lines = capsys.readouterr().out.splitlines()
+    what, how, estimate, *lines = capsys.readouterr().out.splitlines()
+    assert what == "24 training and 10 validation images of 16x16 pixels"
+    assert how == "vqvae, kohonen: 16 codes, 12 steps on the CPU, 1 thread"
+    assert re.fullmatch(r"about \d+ s for 12 steps \(.* s a step\)", estimate)
     assert [line.split()[1] for line in lines] == ["4", "8", "12"]
-    assert all(word in lines[0] for word in ("validation loss", "perplexity", "usage", "images/s"))
+    assert all(word in lines[0] for word in ("validation loss", "perplexity", "of 160 tokens", "images/s"))
 
 
 def test_tensorboard_files_hold_both_curves(tmp_path: Path) -> None:

@@ -8,22 +8,29 @@ Legend: B images, C channels, H x W pixels; level 0 is the coarsest; h x w its l
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.quantizers import Quantized, Quantizer
-from topovq.storage import HubModule, write_atomic
+from topovq.pretrained import HubModule
+from topovq.quantizers import Quantized, Quantizer, ResidualVQ
+from topovq.storage import write_files
 from topovq.tokenizer.models.blocks import halvings
+from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
+
+if TYPE_CHECKING:
+    from topovq.tokenizer.models.inputs import Images
 
 Tokens = Tensor | tuple[Tensor, ...]
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+LARGEST = 9_459  # side of the images of a model that is loaded: larger ones are not decoded (data/decode.py)
 
 
 class Output(NamedTuple):
@@ -67,7 +74,7 @@ class Tokenizer(nn.Module, HubModule):
                 raise ValueError(f"{name}={list(values)} has {len(values)} entries, but there are {channels} channels")
         if not all(value > 0 for value in std):
             raise ValueError(f"std={list(std)} must be positive")
-        self.image_size, self.stride, self.channels = image_size, stride, channels
+        self.image_size, self.strides, self.stride, self.channels = image_size, tuple(strides), stride, channels
         # Not in the weights: the configuration has them, and a wrong copy could disagree with it.
         self.register_buffer("mean_C11", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1), persistent=False)
         self.register_buffer("std_C11", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
@@ -142,8 +149,16 @@ class Tokenizer(nn.Module, HubModule):
         return (x_BCHW.float() * self.std_C11 + self.mean_C11).round().clamp(0, 255).to(torch.uint8)
 
     @torch.no_grad()
-    def encode(self, x_BCHW: Tensor) -> Tokens:
-        """Images (as in `forward`) -> tokens int64 [B, h, w], a tuple where there are levels. Codes stay put."""
+    def encode(self, images: Images) -> Tokens:
+        """Images -> tokens int64 [B, h, w], a tuple where there are levels. Codes stay put.
+
+        images  a tensor [B, C, H, W]: uint8 pixels, floats in [0, 1], or floats that are normalized as `normalize`
+                does it; or a PIL image, the path of an image file, or a list of these, of which the central square is
+                scaled to `image_size`
+        """
+        return self._tokens(as_batch(images, self))
+
+    def _tokens(self, x_BCHW: Tensor) -> Tokens:
         training = self.training
         self.eval()
         try:
@@ -162,8 +177,8 @@ class Tokenizer(nn.Module, HubModule):
     @property
     def token_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of one image's tokens, one per level, for images of `image_size`."""
-        blank = torch.zeros(1, self.channels, self.image_size, self.image_size, device=self.mean_C11.device)
-        return [tuple(level.shape[1:]) for level in as_levels(self.encode(blank))]
+        sides = [self.image_size // math.prod(self.strides[:depth]) for depth in range(len(self.strides), 0, -1)]
+        return [(side, side, *_places(quantizer)) for side, quantizer in zip(sides, self.quantizers)]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -181,8 +196,20 @@ class Tokenizer(nn.Module, HubModule):
         return {WEIGHTS_FILE: safetensors.torch.save(weights, metadata={"format": "pt"}), CONFIG_FILE: config.encode()}
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        for name, data in self.files().items():
-            write_atomic(save_directory / name, data)
+        write_files(save_directory, self.files())
+
+    @classmethod
+    def _check_config(cls, config: dict[str, Any], path: Path) -> dict[str, Any]:
+        config = {name: value for name, value in config.items() if name != "model"}
+        for name in ("mean", "std"):
+            values = config.get(name)
+            if not isinstance(values, list) or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
+                raise ValueError(f"{path} has {name}={values!r}: expected the pixel statistics, a number a channel")
+        if type(size := config.get("image_size", 0)) is not int or size > LARGEST:
+            raise ValueError(f"{path}: image_size={size!r} must be a whole number of at most {LARGEST:,}")
+        if not isinstance(config.get("quantizer_options") or {}, dict):
+            raise ValueError(f"{path}: quantizer_options={config['quantizer_options']!r} must be an object, {{...}}")
+        return super()._check_config(config, path)
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Self:
@@ -215,6 +242,12 @@ def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:
 def can_be_graphed(model: Tokenizer) -> bool:
     """Whether a forward pass may be part of a CUDA graph: no quantizer waits for the device."""
     return all(quantizer.graphable for quantizer in model.quantizers)
+
+
+def _places(quantizer: Quantizer) -> tuple[int, ...]:
+    """The last axis of a quantizer's tokens, where a vector becomes several: one for each stage or head."""
+    number = len(quantizer.maps)
+    return (number,) if number > 1 or isinstance(quantizer, ResidualVQ) else ()
 
 
 def _total_loss(levels: list[Quantized]) -> Tensor:

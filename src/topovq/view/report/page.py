@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from topovq.drawing import draw, enlarge
-from topovq.metrics import neighbor_distances, psnr
+from topovq.metrics import neighbor_distances, psnr, usage
 from topovq.storage import write_atomic
 from topovq.tokenizer.atlas import map_picture
 from topovq.view.report.curves import curves, legend
@@ -32,7 +32,8 @@ EXPLORER, EXPLORED = "http://127.0.0.1:8765/", 2  # where `topovq explore` liste
 PICTURE_BYTES = 3_300_000  # of all pictures together, before base64 makes them a third longer: a page is below 5 MB
 PAIRS, STRIPS = 8, 4  # images shown with their reconstructions, and with their tokens moved
 OFFSETS = range(-3, 4)
-CURVES = {"validation loss": "loss", "training loss": "train_loss", "perplexity": "perplexity", "codes in use": "usage"}
+CURVES = {"validation loss": "loss", "training loss": "train_loss", "perplexity": "perplexity", "usage": "usage"}
+USAGE = "Usage is the share of the codes that are chosen at least once in so many tokens."
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
@@ -112,9 +113,10 @@ def _navigation(studies: Sequence[Study], out: Path, links: Sequence[tuple[str, 
 
 def _learning(studies: Sequence[Study]) -> str:
     rows = "".join(f'<tr><th scope="row">{_text(s.name)}</th>{_figures(s)}</tr>' for s in studies)
-    columns = ("run", "steps", "validation loss", "best", "PSNR", "perplexity", "codes in use")
+    columns = ("run", "steps", "validation loss", "best", "PSNR", "perplexity", "usage")
     head = "<tr>" + "".join(f'<th scope="col">{column}</th>' for column in columns) + "</tr>"
-    parts = [_scroller("Figures of the last validation", f"<table>{head}{rows}</table>"), "<h2>Learning</h2>"]
+    parts = [_scroller("Figures of the last validation", f"<table>{head}{rows}</table>")]
+    parts += [f'<p class="note">All figures are of all validation images. {USAGE}</p>', "<h2>Learning</h2>"]
     recorded = [s for s in studies if s.validations]
     for s in studies:
         if not s.validations:
@@ -135,7 +137,8 @@ def _figures(s: Study) -> str:
     last = s.validations[-1]
     best = min((v["loss"] for v in s.validations if v["loss"] is not None), default=None)
     shown = [f"{last['step']:,}", _number(last["loss"], ".5f"), _number(best, ".5f")]
-    shown += [f"{_number(last['psnr'], '.2f')} dB", _number(last["perplexity"], ".1f"), _number(last["usage"], ".1%")]
+    shown += [f"{_number(last['psnr'], '.2f')} dB", _number(last["perplexity"], ".1f")]
+    shown.append(_number(last["usage"], ".1%") + (f" of {last['tokens']:,} tokens" if "tokens" in last else ""))
     return "".join(f'<td class="n">{figure}</td>' for figure in shown)
 
 
@@ -144,7 +147,7 @@ def _maps(s: Study, budget: int) -> str:
     if not s.maps:
         kind = _text(s.model.config["quantizer"])
         return parts[0] + f'\n<p class="note">The codes of quantizer {kind} have no places, so there is no map.</p>'
-    parts.append(f'<p class="note">Hits are counted over {len(s.images_BCHW)} {_text(s.source)}.</p>')
+    parts.append(f'<p class="note">Hits are counted over {len(s.images_BCHW):,} {_text(s.source)}. {USAGE}</p>')
     for which, chart in enumerate(s.maps):
         grid, hits_K = chart.grid, s.hits[which]
         apart_K = neighbor_distances(chart.codes_KD, grid).numpy()
@@ -152,7 +155,7 @@ def _maps(s: Study, budget: int) -> str:
         of_distance = draw(enlarge(colored(apart_K, "magma"), cell), grid)
         of_hits = draw(enlarge(colored(np.log1p(hits_K.numpy()), "viridis"), cell), grid)
         shape = " x ".join(map(str, grid.shape))
-        used = int((hits_K > 0).sum())
+        used = f"{int((hits_K > 0).sum()):,} of {grid.size:,} codes in {int(hits_K.sum()):,} tokens"
         if len(s.maps) > 1:
             parts.append(f"<h3>{_text(chart.name)}</h3>")
         others = ", the other maps at their most used code" if len(s.maps) > 1 else ""
@@ -162,7 +165,7 @@ def _maps(s: Study, budget: int) -> str:
             ),
             f"U-matrix: mean distance to the codes next door, {apart_K.min():.3g} (dark) to {apart_K.max():.3g} "
             "(bright)": of_distance,
-            f"Hits: {used:,} of {grid.size:,} codes occur, the most used {int(hits_K.max()):,} times (bright; "
+            f"Hits: usage {float(usage(hits_K)):.1%}, {used}; the most used code {int(hits_K.max()):,} times (bright; "
             "logarithmic)": of_hits,
         }
         figures = "".join(_figure(picture, caption, budget) for caption, picture in captions.items())
