@@ -75,6 +75,8 @@ class TrainConfig:
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints stay."""
+    snapshots: int = 0
+    """How many small pictures of the map to keep on the way, for `topovq explore RUN --follow` and `topovq film`."""
     log_every: int = 100
     """Steps between looks at the training loss (each one reads numbers back from the device)."""
     resume: bool = False
@@ -109,6 +111,8 @@ class TrainConfig:
             value = getattr(resolved, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        if not isinstance(resolved.snapshots, int) or resolved.snapshots < 0:
+            raise ValueError(f"snapshots={resolved.snapshots!r} must be a whole number, 0 for none")
         for name in ("learning_rate", "clip"):
             if not getattr(resolved, name) > 0:
                 raise ValueError(f"{name}={getattr(resolved, name)!r} must be above 0")

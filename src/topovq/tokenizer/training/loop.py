@@ -3,6 +3,7 @@
 The run's folder:
     record.jsonl                   what happened (see record.py)
     checkpoints/step-00001000/     the newest few (see checkpoint.py)
+    snapshots/step-00000120.npz    how the maps looked on the way, if asked for (see snapshots.py)
     config.json, model.safetensors the final model, as `from_pretrained` reads it
 """
 
@@ -13,6 +14,7 @@ import signal
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +35,11 @@ from topovq.tokenizer.training.feed import open_feed
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.progress import Logger, Reporter, TensorBoard, WeightsAndBiases
 from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, read_record
+from topovq.tokenizer.training.snapshots import Snapshots, in_rows, originals_and_decoded
 from topovq.tokenizer.training.step import Reading, TrainStep, fastest_convolutions, make_optimizer
 from topovq.tokenizer.training.watch import UsageWatch
 
-SHOWN = 8  # validation images in TensorBoard
+SHOWN = 8  # validation images in TensorBoard and in snapshots
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class Run:
         self.at_once = at_once
         self.batch_size = config.batch_size
         self.record = Record(self.folder / RECORD_FILE)
+        self.snapshots = Snapshots(self.folder, config.snapshots, config.steps)
         self.cost = Cost(world.device)
         self.quiet = quiet or not world.leads
         torch.manual_seed(config.seed)
@@ -126,7 +130,6 @@ class Run:
         self.step, self.seconds, self.best = 0, 0.0, float("inf")
         self.validation: dict[str, float] = {}
         self.skipped = 0.0
-        self.shown_BCHW: torch.Tensor | None = None
         self.cost.made()
 
     def train(self) -> RunResult:
@@ -197,6 +200,7 @@ class Run:
         began = time.monotonic() - self.seconds
         figures = _Figures(reporter)
         take_step.read()  # the codes as they are now: drift counts from here
+        self._keep_snapshot()
         self.cost.start()
         while self.step < config.steps:
             take_step()
@@ -220,6 +224,7 @@ class Run:
                 if saving or stopping:
                     self._save()
                 figures.restart()
+            self._keep_snapshot()
             if stopping and not last:
                 raise Interrupted(
                     stop.signum or signal.SIGTERM,
@@ -247,6 +252,7 @@ class Run:
                 f"the run in {self.folder} is at step {self.step} already, beyond steps={self.config.steps}"
             )
         if self.world.leads:
+            self.snapshots.rewind(self.step)
             if self.record.path.exists():
                 self.record.rewind(self.step, **config)
                 self.record.append("resumed", step=self.step, **environment(self.world.device, self.world.size))
@@ -296,15 +302,23 @@ class Run:
         reporter.validation(self.step, self.validation)
         reporter.pictures(self.step, self._pictures)
 
+    @cached_property
+    def shown_BCHW(self) -> torch.Tensor:
+        """A few validation images."""
+        return next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
+
     def _pictures(self) -> dict[str, np.ndarray]:
         """Every map, and a few validation images above their reconstructions."""
-        if self.shown_BCHW is None:
-            self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
         maps = charts(self.model)
         drawn = {f"validation/{chart.name}": map_picture(self.model, maps, i) for i, chart in enumerate(maps)}
-        decoded = self.model.decode(self.model.encode(self.shown_BCHW))
-        rows = torch.cat([torch.cat(list(images), -1) for images in (self.shown_BCHW, decoded)], -2)
-        return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).cpu().numpy()}
+        rows = in_rows(originals_and_decoded(self.model, self.shown_BCHW))
+        return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).numpy()}
+
+    def _keep_snapshot(self) -> None:
+        if self.step in self.snapshots.due:
+            self.cost.give_up()
+            if self.world.leads:
+                self.snapshots.keep(self.step, self.model, self.shown_BCHW)
 
     def _finish(self) -> RunResult:
         config = self.config
