@@ -246,7 +246,7 @@ class Explore:
     images: Path | None = None
     """A folder of images to pick from, besides the validation images."""
     host: str = "127.0.0.1"
-    """Address to listen at; the default is reached from this machine alone."""
+    """Address to listen at; the default is reached from this machine alone, others want a token."""
 
     def __call__(self) -> None:
         from topovq.view.explorer import explore

@@ -1,14 +1,16 @@
 """The application: typed JSON in and out (docs/reference/view.md), and the page's files.
 
-The models run in a pool of a few threads with a first-come first-served queue, so no client starves; what is kept is
-bounded: the views of `KEPT_VIEWS` maps, and `MOST_WAITING` requests.
+The models run in a pool of a few threads with a first-come first-served queue, so no client starves. Large bodies and
+images that are sent are read in a thread of their own beside them. What is kept is bounded: the views of `KEPT_VIEWS`
+maps, and `MOST_WAITING` requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -16,15 +18,17 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as InPath
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from topovq.metrics import psnr
 from topovq.tokenizer.atlas import Chart, enlarge, fields, neighbor_distances, places, tiles
 from topovq.view.explorer import schemas as api
 from topovq.view.explorer.gallery import Gallery, for_model, sent_image
 from topovq.view.explorer.paths import line
-from topovq.view.explorer.problems import ApiError, Gate, speak_plainly
+from topovq.view.explorer.problems import SMALL, ApiError, Gate, speak_plainly
 from topovq.view.report import Study, ssim
 from topovq.view.report.images import data_uri, png_bytes, sheet, to_array
 
@@ -33,6 +37,7 @@ FILES = ("app.js", "api.js", "map.js", "panel.js", "style.css")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 KEPT_VIEWS = 16
 MOST_WAITING = 64
+MOST_VALUES = 1000  # of a request, beside tokens
 MOST_BODY = api.MOST_UPLOAD_BYTES * 4 // 3 + 2**20
 LARGEST_TILE = 16  # pixels a code is shown with on the map
 
@@ -40,6 +45,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": api.Problem, "description": text}
     for status, text in {
         400: "not JSON",
+        401: "no token, where one is wanted",
         404: "no such run, map or image",
         413: "more bytes or pixels than are taken",
         415: "not an image",
@@ -53,26 +59,42 @@ RunNumber = Annotated[int, Query(ge=0, description="number of the run")]
 MapNumber = Annotated[int, Query(ge=0, description="number of the map")]
 
 
-def create_app(studies: list[Study], images: Path | None = None, hosts: Collection[str] | None = None) -> FastAPI:
-    """The application for runs already looked at; `images`: a folder to pick from, `hosts`: the names it answers to."""
+def create_app(
+    studies: list[Study],
+    images: Path | None = None,
+    hosts: Collection[str] | None = None,
+    token: str | None = None,
+) -> FastAPI:
+    """The application for runs already looked at; `images`: a folder to pick from, `hosts`: the names it answers to,
+    `token`: what every request must bring."""
     cores = os.cpu_count() or 1
     pool = ThreadPoolExecutor(max_workers=min(4, cores), thread_name_prefix="model")
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
     gallery = Gallery(studies, images)
     app = FastAPI(title="topovq explorer", version="1", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
-    app.add_middleware(Gate, hosts=hosts, most_bytes=MOST_BODY)
+    app.add_middleware(Gate, hosts=hosts, most_bytes=MOST_BODY, token=token)
     speak_plainly(app)
-    waiting = 0
+    waiting = {pool: 0, reader: 0}
 
-    async def in_turn(work: Callable[[], T]) -> T:
+    async def in_turn(work: Callable[[], T], lane: ThreadPoolExecutor = pool) -> T:
         """Run `work` when its turn has come."""
-        nonlocal waiting
-        if waiting >= MOST_WAITING:
-            raise ApiError(503, "the explorer has too many requests waiting; try again in a moment")
-        waiting += 1
+        if waiting[lane] >= MOST_WAITING:
+            raise HTTPException(503, "the explorer has too many requests waiting; try again in a moment")
+        waiting[lane] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
+            return await asyncio.get_running_loop().run_in_executor(lane, work)
         finally:
-            waiting -= 1
+            waiting[lane] -= 1
+
+    most_values = MOST_VALUES + 2 * max(sum(chart.shape[0] * chart.shape[1] for chart in s.maps) for s in studies)
+
+    async def parsed(body: bytes) -> Any:
+        values = sum(map(body.count, (b",", b"[", b"{")))
+        if values > most_values:
+            raise HTTPException(413, f"the request has {values:,} values; the models here need {most_values:,} at most")
+        return json.loads(body) if len(body) <= SMALL else await in_turn(lambda: json.loads(body), reader)
+
+    app.router.route_class = route_with(parsed)
 
     def study_of(run: int) -> Study:
         if run >= len(studies):
@@ -116,13 +138,15 @@ def create_app(studies: list[Study], images: Path | None = None, hosts: Collecti
     async def encode(request: api.ImageOf) -> api.Encoded:
         """The tokens of an image, picked from a set or sent along, and what they decode to."""
         study = study_of(request.run)
+        size = study.model.image_size
+        if isinstance(request, api.SentImage):
+            data = request.data
+            pixels = await in_turn(lambda: sent_image(data, size), reader)
+        else:
+            name, index = request.set, request.index
+            pixels = await in_turn(lambda: gallery.image(name, index, size))
 
         def work() -> api.Encoded:
-            size = study.model.image_size
-            if isinstance(request, api.SentImage):
-                pixels = sent_image(request.data, size)
-            else:
-                pixels = gallery.image(request.set, request.index, size)
             original = for_model(pixels, study)
             planes = study.encode(original)
             decoded = study.decode(planes)
@@ -177,6 +201,25 @@ def create_app(studies: list[Study], images: Path | None = None, hosts: Collecti
     for name in FILES:
         app.add_api_route(f"/{name}", page_file(name), include_in_schema=False)
     return app
+
+
+def route_with(parsed: Callable[[bytes], Awaitable[Any]]) -> type[APIRoute]:
+    """Routes whose requests are read as JSON by `parsed`: a large body would hold up everybody else's."""
+
+    class Parsed(Request):
+        async def json(self) -> Any:
+            return await parsed(await self.body())
+
+    class Route(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handle_parsed(request: Request) -> Response:
+                return await handle(Parsed(request.scope, request.receive))
+
+            return handle_parsed
+
+    return Route
 
 
 def page_file(name: str) -> Callable[[], Awaitable[Response]]:

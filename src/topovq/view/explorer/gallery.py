@@ -19,6 +19,7 @@ from torch import Tensor
 
 from topovq.tokenizer.data import find_images, photograph
 from topovq.tokenizer.data.decode import FORMATS, decode
+from topovq.tokenizer.data.files import open_file
 from topovq.tokenizer.data.photos import HELD_OUT, TRAINING
 from topovq.view.explorer.problems import ApiError
 from topovq.view.explorer.schemas import MOST_PIXELS, MOST_UPLOAD_BYTES, ImageSet
@@ -56,10 +57,10 @@ class Gallery:
         if isinstance(item, bytes):
             return read_image(item, size)
         try:
-            with open(item, "rb") as file:
+            with open_file(item) as file:
                 data = file.read(MOST_UPLOAD_BYTES + 1)
         except OSError as error:
-            raise ApiError(404, f"image {index} of the folder cannot be read: {error.strerror}") from None
+            raise ApiError(404, f"image {index} of the folder cannot be read: {error.strerror or error}") from None
         return read_image(data, size)
 
 
