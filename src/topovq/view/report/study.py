@@ -45,6 +45,11 @@ class Study:
         return [line for line in self.record if line["event"] == "validation"]
 
     @property
+    def of_crops(self) -> bool:
+        """Whether the images are crops of the package's photographs."""
+        return self.source != _of_data(self.config.get("data")) or self.config.get("data") == "photos"
+
+    @property
     def usual(self) -> list[int]:
         """The code that occurs most often, of each map."""
         return [int(counts_K.argmax()) for counts_K in self.hits]
@@ -71,7 +76,7 @@ def study(run: str | Path, name: str | None = None, limit: int = LOOKED_AT) -> S
     folder = Path(run)
     model = load_run(folder)
     record = read_record(folder / RECORD_FILE) if (folder / RECORD_FILE).exists() else []
-    images_BCHW, source = _validation_images(model, record[0] if record else None, limit)
+    images_BCHW, source = validation_images(model, record[0] if record else None, limit)
     maps = charts(model)
     hits = [torch.zeros(chart.grid.size, dtype=torch.int64) for chart in maps]
     for batch in images_BCHW.split(32):
@@ -80,7 +85,7 @@ def study(run: str | Path, name: str | None = None, limit: int = LOOKED_AT) -> S
     return Study(name or folder.resolve().name, model, maps, record, images_BCHW, source, hits)
 
 
-def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: int) -> tuple[Tensor, str]:
+def validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: int) -> tuple[Tensor, str]:
     """Images for the model and a sentence on where they are from: its validation set where that can be opened."""
     if config is None:
         reason = "the folder holds a model without a record, so its own images are not known"
@@ -89,11 +94,15 @@ def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: i
         try:
             with open_data(config["data"], Path(stored) if stored else None, model.image_size, 0) as source:
                 images = next(iter(source.validation(limit)))[:limit].clone()
-            return with_channels(images, model), f"validation images of {config['data']}"
+            return with_channels(images, model), _of_data(config["data"])
         except (OSError, ValueError) as error:
             reason = f"its own data set could not be opened: {error}"
     photographs = photo_crops(min(limit, 64), model.image_size, held_out=True)
     return with_channels(photographs, model), f"photographs that come with the package ({reason})"
+
+
+def _of_data(name: str | None) -> str:
+    return f"validation images of {name}"
 
 
 def with_channels(images_B3HW: Tensor, model: Tokenizer) -> Tensor:
