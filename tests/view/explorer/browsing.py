@@ -65,7 +65,8 @@ def score(page: Page, run: int = 0) -> Locator:
 
 
 def pixels(image: Locator) -> np.ndarray:
-    """What an <img> shows, uint8 [H, W, 3]."""
+    """What an <img> shows when the page is done, uint8 [H, W, 3]."""
+    image.page.wait_for_function("() => !document.querySelector('[aria-busy]')")
     assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
     return _of_address(image.get_attribute("src") or "")
 

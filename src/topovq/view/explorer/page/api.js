@@ -37,11 +37,12 @@ export function say(text, isError = false) {
 }
 
 // Runs a task again and again while it is asked for, one at a time: what is asked for meanwhile is done once, at the end.
-// `ask.idle()` is fulfilled when nothing is asked for any more.
-export function latest(task) {
+// `ask.idle()` is fulfilled when nothing is asked for any more; until then `element` is marked as busy.
+export function latest(task, element = document.body) {
   let running = null;
   let wanted = false;
   async function work() {
+    element.setAttribute("aria-busy", "true");
     try {
       while (wanted) {
         wanted = false;
@@ -51,6 +52,7 @@ export function latest(task) {
       say(error.message, true);
     } finally {
       running = null;
+      element.removeAttribute("aria-busy");
     }
   }
   function ask() {

@@ -33,8 +33,8 @@ export class RunPanel {
     this.$(".facts").textContent = `${info.model}, ${info.quantizer}, ${[...new Set(sizes)].join(" and ")}${learned}`;
     info.maps.forEach((map, each) => this.$(".map-choice").append(new Option(map.name, each)));
     this.$(".which").hidden = info.maps.length === 1;
-    this.update = latest(() => this.decode());
-    this.updateSecond = latest(() => this.decodeSecond());
+    this.update = latest(() => this.decode(), this.element);
+    this.updateSecond = latest(() => this.decodeSecond(), this.$(".other"));
     this.listen();
   }
 
