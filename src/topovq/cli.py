@@ -32,7 +32,7 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
   topovq info runs/a                              what the run is and how far it got
   topovq report runs/a runs/b -o report.html      what they learned, on one page
   topovq explore runs/a                           the map in the browser: look, shift, paint
-  topovq film runs/a -o film.webp                 how its map unfolded, if it was trained with --snapshots
+  topovq film runs/a -o film.webp                 how its map unfolded (train --snapshots 60)
   topovq evaluate runs/a                          its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/

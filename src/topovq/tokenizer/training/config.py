@@ -75,8 +75,6 @@ class TrainConfig:
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints stay."""
-    snapshots: int = 0
-    """How many small pictures of the map to keep on the way, for `topovq explore RUN --follow` and `topovq film`."""
     log_every: int = 100
     """Steps between looks at the training loss (each one reads numbers back from the device)."""
     resume: bool = False
@@ -88,6 +86,8 @@ class TrainConfig:
     """auto is bf16 autocast on CUDA and fp32 on the CPU."""
     compile: bool | None = None
     """torch.compile the model; if not given, on CUDA only (it takes half a minute to start)."""
+    snapshots: int = 0
+    """How many small pictures of the map to keep on the way, for `topovq explore RUN --follow` and `topovq film`."""
     tensorboard: bool = False
     """Also write TensorBoard files into OUT."""
     wandb: str | None = None
@@ -111,11 +111,11 @@ class TrainConfig:
             value = getattr(resolved, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
-        if not isinstance(resolved.snapshots, int) or resolved.snapshots < 0:
-            raise ValueError(f"snapshots={resolved.snapshots!r} must be a whole number, 0 for none")
         for name in ("learning_rate", "clip"):
             if not getattr(resolved, name) > 0:
                 raise ValueError(f"{name}={getattr(resolved, name)!r} must be above 0")
+        if not isinstance(resolved.snapshots, int) or resolved.snapshots < 0:
+            raise ValueError(f"snapshots={resolved.snapshots!r} must be a whole number, 0 for none")
         if resolved.precision not in ("bf16", "fp32"):
             raise ValueError(f"precision={resolved.precision!r} is unknown; use auto, bf16 or fp32")
         resolved.quantizer_options = resolved._scheduled_options(resolved._started_options())

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,7 @@ from topovq.tokenizer.training.snapshots import Snapshots, in_rows, originals_an
 from topovq.tokenizer.training.step import Reading, TrainStep, fastest_convolutions, make_optimizer
 from topovq.tokenizer.training.watch import UsageWatch
 
-SHOWN = 8  # validation images in TensorBoard and in snapshots
+SHOWN = 8  # validation images in TensorBoard
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,7 @@ class Run:
         self.step, self.seconds, self.best = 0, 0.0, float("inf")
         self.validation: dict[str, float] = {}
         self.skipped = 0.0
+        self.shown_BCHW: torch.Tensor | None = None
         self.cost.made()
 
     def train(self) -> RunResult:
@@ -167,6 +167,7 @@ class Run:
                 if self.step:
                     reporter.say(f"continuing {self.folder} at step {self.step:,}")
                 try:
+                    self._keep_snapshot()
                     yield from self._loop(take_step, reporter, stop)
                 finally:
                     take_step.close()
@@ -200,7 +201,6 @@ class Run:
         began = time.monotonic() - self.seconds
         figures = _Figures(reporter)
         take_step.read()  # the codes as they are now: drift counts from here
-        self._keep_snapshot()
         self.cost.start()
         while self.step < config.steps:
             take_step()
@@ -302,23 +302,23 @@ class Run:
         reporter.validation(self.step, self.validation)
         reporter.pictures(self.step, self._pictures)
 
-    @cached_property
-    def shown_BCHW(self) -> torch.Tensor:
-        """A few validation images."""
-        return next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
-
     def _pictures(self) -> dict[str, np.ndarray]:
         """Every map, and a few validation images above their reconstructions."""
         maps = charts(self.model)
         drawn = {f"validation/{chart.name}": map_picture(self.model, maps, i) for i, chart in enumerate(maps)}
-        rows = in_rows(originals_and_decoded(self.model, self.shown_BCHW))
+        rows = in_rows(originals_and_decoded(self.model, self._shown()))
         return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).numpy()}
+
+    def _shown(self) -> torch.Tensor:
+        if self.shown_BCHW is None:
+            self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
+        return self.shown_BCHW
 
     def _keep_snapshot(self) -> None:
         if self.step in self.snapshots.due:
             self.cost.give_up()
             if self.world.leads:
-                self.snapshots.keep(self.step, self.model, self.shown_BCHW)
+                self.snapshots.keep(self.step, self.model, self._shown())
 
     def _finish(self) -> RunResult:
         config = self.config

@@ -25,6 +25,7 @@ from topovq.view.explorer.problems import ApiError
 from topovq.view.explorer.schemas import MOST_PIXELS, MOST_UPLOAD_BYTES, ImageSet
 from topovq.view.report import Study, with_channels
 from topovq.view.report.images import png_bytes, to_array
+from topovq.view.report.study import PACKAGED
 
 SHOWN = 48  # images of a set that can be picked
 
@@ -43,7 +44,7 @@ class Gallery:
                 source=first.source,
                 first=most_colorful(first.images_BCHW[:SHOWN]),
             ),
-            ImageSet(name="samples", count=len(self.samples), source="photographs that come with the package"),
+            ImageSet(name="samples", count=len(self.samples), source=PACKAGED),
         ]
         if first.of_crops:  # whole photographs say more than pieces of them
             self.sets.reverse()

@@ -18,6 +18,7 @@ from topovq.tokenizer.training import load_run, open_data, read_record
 from topovq.tokenizer.training.record import RECORD_FILE
 
 LOOKED_AT = 256  # validation images that hits are counted over
+PACKAGED = "photographs that come with the package"  # what is shown where there are no validation images
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Study:
     @property
     def of_crops(self) -> bool:
         """Whether the images are crops of the package's photographs."""
-        return self.source != _of_data(self.config.get("data")) or self.config.get("data") == "photos"
+        return self.config.get("data") == "photos" or self.source.startswith(PACKAGED)
 
     @property
     def usual(self) -> list[int]:
@@ -94,15 +95,11 @@ def validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: in
         try:
             with open_data(config["data"], Path(stored) if stored else None, model.image_size, 0) as source:
                 images = next(iter(source.validation(limit)))[:limit].clone()
-            return with_channels(images, model), _of_data(config["data"])
+            return with_channels(images, model), f"validation images of {config['data']}"
         except (OSError, ValueError) as error:
             reason = f"its own data set could not be opened: {error}"
     photographs = photo_crops(min(limit, 64), model.image_size, held_out=True)
-    return with_channels(photographs, model), f"photographs that come with the package ({reason})"
-
-
-def _of_data(name: str | None) -> str:
-    return f"validation images of {name}"
+    return with_channels(photographs, model), f"{PACKAGED} ({reason})"
 
 
 def with_channels(images_B3HW: Tensor, model: Tokenizer) -> Tensor:
