@@ -267,10 +267,6 @@ class Film:
     """The animation, .webp or .gif."""
     map: int = 0
     """Which of a model's maps, 0 being the coarsest."""
-    seconds: float = 8
-    """How long it takes."""
-    width: int = 512
-    """In pixels."""
     force: bool = False
     """Overwrite a file that is there."""
 
@@ -279,8 +275,7 @@ class Film:
 
         if self.out.exists() and not self.force:
             raise FileExistsError(f"{self.out} is there already; --force overwrites it")
-        done = write_film(self.run, self.out, which=self.map, seconds=self.seconds, width=self.width)
-        say(f"The film: {done.resolve()}")
+        say(f"The film: {write_film(self.run, self.out, which=self.map).resolve()}")
 
 
 COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report, Explore, Film)

@@ -24,8 +24,10 @@ from topovq.tokenizer.training.snapshots import STRIP, Snapshot, read_snapshot, 
 from topovq.view.report.study import validation_images
 
 FORMATS = (".webp", ".gif")
-LAST_FRAME_MS = 2_000
+SECONDS = 8  # that the film takes
+LAST_FRAME_MS = 2_000  # more that its last frame stays
 MOST_FRAMES = 60
+WIDTH = 480  # pixels
 BAR = 28  # pixels below the pictures, for the step
 INK, PAPER, ACCENT = "#e9ecee", "#14171a", "#6fd6b0"
 
@@ -92,16 +94,16 @@ class Film:
         return read_record(path) if path.exists() else []
 
 
-def write_film(run: str | Path, out: str | Path, *, which: int = 0, seconds: float = 8, width: int = 512) -> Path:
+def write_film(run: str | Path, out: str | Path, *, which: int = 0) -> Path:
     """Write the film of a run's map `which` as an animation, .webp or .gif."""
     out = Path(out)
     if out.suffix not in FORMATS:
         raise ValueError(f"{str(out)!r} must end in {' or '.join(FORMATS)}")
-    write_atomic(out, animation(Film(run), out.suffix[1:].upper(), which=which, seconds=seconds, width=width))
+    write_atomic(out, animation(Film(run), out.suffix[1:].upper(), which))
     return out
 
 
-def animation(film: Film, kind: str, *, which: int = 0, seconds: float = 8, width: int = 512) -> bytes:
+def animation(film: Film, kind: str, which: int) -> bytes:
     """The film as a file of `kind`, WEBP or GIF: at most `MOST_FRAMES` frames, the last of which stays for a while."""
     steps = film.steps()
     if len(steps) < 2:
@@ -109,11 +111,9 @@ def animation(film: Film, kind: str, *, which: int = 0, seconds: float = 8, widt
             f"{film.run} has {len(steps)} {'snapshot' if len(steps) == 1 else 'snapshots'}, and a film needs two; "
             "train with --snapshots 60, for example"
         )
-    if not seconds > 0 or width < 64:
-        raise ValueError(f"seconds={seconds} must be above 0 and width={width} at least 64")
     shown = [steps[i] for i in np.linspace(0, len(steps) - 1, min(len(steps), MOST_FRAMES)).round().astype(int)]
-    pictures = [_picture(film.frame(step), which, step, steps[-1], width) for step in shown]
-    pause = round(1000 * seconds / len(shown))
+    pictures = [_picture(film.frame(step), which, step, steps[-1]) for step in shown]
+    pause = round(1000 * SECONDS / len(shown))
     options: dict[str, Any] = {"quality": 50, "method": 4} if kind == "WEBP" else {"optimize": True}
     buffer = io.BytesIO()
     pictures[0].save(
@@ -128,24 +128,24 @@ def animation(film: Film, kind: str, *, which: int = 0, seconds: float = 8, widt
     return buffer.getvalue()
 
 
-def _picture(frame: Frame, which: int, step: int, last: int, width: int) -> Image.Image:
-    """The map above the strip above the step, `width` pixels wide."""
-    if which >= len(frame.maps):
+def _picture(frame: Frame, which: int, step: int, last: int) -> Image.Image:
+    """The map above the strip above the step, `WIDTH` pixels wide."""
+    if not 0 <= which < len(frame.maps):
         raise ValueError(f"the run has no map {which}; it has {len(frame.maps)}, counted from 0")
     shown = frame.maps[which]
     cells = draw(enlarge(shown.tiles_KCss, 24 if shown.grid.topology == "hexagonal" else 1), shown.grid)
     parts = [Image.fromarray(cells), Image.fromarray(np.broadcast_to(frame.strip_HWC, (*frame.strip_HWC.shape[:2], 3)))]
-    scaled = [_wide(part, width) for part in parts]
-    page = Image.new("RGB", (width, sum(part.height for part in scaled) + 8 + BAR), PAPER)
+    scaled = [_wide(part) for part in parts]
+    page = Image.new("RGB", (WIDTH, sum(part.height for part in scaled) + 8 + BAR), PAPER)
     page.paste(scaled[0], (0, 0), scaled[0] if scaled[0].mode == "RGBA" else None)
     page.paste(scaled[1], (0, scaled[0].height + 8))
     pen, below = ImageDraw.Draw(page), page.height - BAR
-    pen.rectangle((0, below, width * step / max(last, 1), below + 2), fill=ACCENT)
+    pen.rectangle((0, below, WIDTH * step / max(last, 1), below + 2), fill=ACCENT)
     pen.text((6, below + 6), f"step {step:,}", fill=INK, font=ImageFont.load_default(15))
     return page
 
 
-def _wide(image: Image.Image, width: int) -> Image.Image:
+def _wide(image: Image.Image) -> Image.Image:
     """Pixels stay squares where it grows."""
-    how = Image.Resampling.NEAREST if image.width < width else Image.Resampling.LANCZOS
-    return image.resize((width, round(image.height * width / image.width)), how)
+    how = Image.Resampling.NEAREST if image.width < WIDTH else Image.Resampling.LANCZOS
+    return image.resize((WIDTH, round(image.height * WIDTH / image.width)), how)

@@ -69,6 +69,6 @@ def add_film(app: FastAPI, films: Sequence[tuple[str, Film]]) -> None:
     def animated(run: api.RunNumber = 0, map: api.MapNumber = 0) -> Response:
         """The film as an animated WebP."""
         try:
-            return Response(animation(film_of(run)[1], "WEBP", which=map), media_type="image/webp")
+            return Response(animation(film_of(run)[1], "WEBP", map), media_type="image/webp")
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise ApiError(404, str(error)) from None
