@@ -69,7 +69,7 @@ def test_the_animation(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert out.stat().st_size < 600_000
     with pytest.raises(SystemExit):
         main(["film", str(run), "-o", str(out)])
-    assert f"{out} is there already; --force overwrites it" in capsys.readouterr().err
+    assert f"{out} is there already; --force" in capsys.readouterr().err
 
 
 def test_what_cannot_be_filmed_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +77,8 @@ def test_what_cannot_be_filmed_is_said(run: Path, tmp_path: Path, capsys: pytest
         write_film(run, "film.mp4")
     with pytest.raises(ValueError, match="no map 3; it has 1"):
         write_film(run, tmp_path / "film.webp", which=3)
+    with pytest.raises(ValueError, match="no map -1; it has 1"):
+        write_film(run, tmp_path / "film.webp", which=-1)
     lone = make_run(tmp_path / "lone", checkpoint_every=9)
     with pytest.raises(SystemExit):
         main(["film", str(lone), "-o", str(tmp_path / "film.webp")])
