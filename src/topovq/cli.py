@@ -43,6 +43,7 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
   topovq info runs/a                  what the run is and how far it got
   topovq report runs/a runs/b         what they learned, on one page
   topovq explore runs/a               the map in the browser: look, shift, paint
+  topovq film runs/a -o film.webp     how its map unfolded (train --snapshots 60)
   topovq evaluate runs/a              its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/
@@ -304,15 +305,37 @@ class Explore:
     images: Path | None = None
     """A folder of images to pick from, besides the validation images."""
     host: str = "127.0.0.1"
-    """Address to listen at; the default is reached from this machine alone."""
+    """Address to listen at; the default is reached from this machine alone, others want a token."""
+    follow: bool = False
+    """Show how the map unfolds instead, while it trains or afterwards: best of a run with `train --snapshots 60`."""
 
     def __call__(self) -> None:
         from topovq.view.explorer import explore
 
-        explore(self.runs, self.port, self.images, self.host)
+        explore(self.runs, self.port, self.images, self.host, self.follow)
 
 
-COMMANDS = (Train, Evaluate, Encode, Decode, Info, Runs, Data, Demo, Report, Explore)
+@dataclass
+class Film:
+    """Write how a run's map unfolded as an animation, from what `topovq train --snapshots N` kept."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Folder of the run."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("film.webp")
+    """The animation, .webp or .gif."""
+    map: int = 0
+    """Which of a model's maps, 0 being the coarsest."""
+    force: bool = False
+    """Overwrite a file that is there."""
+
+    def __call__(self) -> None:
+        from topovq.view.film import write_film
+
+        refuse_to_overwrite(self.out, self.force)
+        say(f"The film: {write_film(self.run, self.out, which=self.map).resolve()}")
+
+
+COMMANDS = (Train, Evaluate, Encode, Decode, Info, Runs, Data, Demo, Report, Explore, Film)
 
 
 def images(number: int) -> str:

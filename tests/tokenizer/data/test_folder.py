@@ -200,6 +200,17 @@ def test_kinds_of_bad_files(tmp_path, kind, caplog):
         assert source.describe()["skipped"] == (0 if kind.startswith("directory") else 1)
 
 
+def test_a_named_pipe_is_skipped_and_not_waited_at(thirty, caplog):
+    os.mkfifo(thirty / "val" / "pipe.png")
+    (thirty / "val" / "link.png").symlink_to(thirty / "val" / "pipe.png")
+    with open_source("folder", thirty, size=4, workers=0) as source:
+        assert [len(batch) for batch in source.validation(100)] == [6]
+    assert caplog.text.count("not a regular file") == 2
+    os.mkfifo(thirty / "pipe.tar")
+    with pytest.raises(DataError, match=r"pipe\.tar' is not a regular file"):
+        find_images(thirty / "*.tar")
+
+
 def test_an_oversized_image_is_skipped(thirty, monkeypatch, caplog):
     picture(200, (20, 20)).save(thirty / "val" / "large.png")
     monkeypatch.setattr(topovq.tokenizer.data.decode, "MAX_PIXELS", 399)

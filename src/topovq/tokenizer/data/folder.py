@@ -7,11 +7,12 @@ their relative path. Hidden files and folders are passed over; links are followe
 
 import os
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import numpy as np
 
 from topovq.tokenizer.data.decode import EXTENSIONS
-from topovq.tokenizer.data.files import DataError, PathLike
+from topovq.tokenizer.data.files import DataError, PathLike, open_file
 from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
 from topovq.tokenizer.data.source import logger
 from topovq.tokenizer.data.split import split
@@ -33,8 +34,8 @@ class FileRecords:
     def name(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self.names_N[index]))
 
-    def open(self, index: int) -> str:
-        return self.name(index)
+    def open(self, index: int) -> BinaryIO:
+        return open_file(self.name(index))
 
 
 def open_folder(

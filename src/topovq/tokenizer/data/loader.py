@@ -44,8 +44,8 @@ class Records(Protocol):
         """The whole name, for the log."""
         ...
 
-    def open(self, index: int) -> str | BinaryIO:
-        """A path or an open file, for Pillow."""
+    def open(self, index: int) -> BinaryIO:
+        """An open file, for Pillow."""
         ...
 
 
@@ -197,7 +197,8 @@ def _hand_out(ring: list[torch.Tensor], slot: int, rows: int, free: list[int]) -
 def reason_not_decoded(records: Records, index: int, size: int, fit: Fit, out_SS3: np.ndarray) -> str | None:
     """None, and image `index` is in `out_SS3`, uint8 [size, size, 3]; or why it cannot be decoded."""
     try:
-        decode(records.open(index), size, fit, out_SS3)
+        with records.open(index) as file:
+            decode(file, size, fit, out_SS3)
     except MemoryError:
         raise
     except UnidentifiedImageError:  # its own message is no more than where the bytes were in memory

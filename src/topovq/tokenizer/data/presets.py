@@ -92,7 +92,7 @@ class _JoinedRecords:
         records, within = self._find(index)
         return records.name(within)
 
-    def open(self, index: int) -> str | BinaryIO:
+    def open(self, index: int) -> BinaryIO:
         records, within = self._find(index)
         return records.open(within)
 

@@ -137,6 +137,9 @@ def expand(path: str) -> list[str]:
         matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         if not matches:
             raise DataError(f"{path!r} names no shard: {pattern!r} was looked for and is not there")
+        for match in matches:
+            if not os.path.isfile(match):  # a named pipe would be waited at for ever
+                raise DataError(f"the shard {match!r} is not a regular file")
         found += matches
     return found
 

@@ -113,6 +113,8 @@ class TrainConfig:
     """auto is bf16 autocast on CUDA and fp32 on the CPU."""
     compile: bool | None = None
     """torch.compile the model; if not given, on CUDA only (it takes half a minute to start)."""
+    snapshots: int = 0
+    """How many small pictures of the map to keep on the way, for `topovq explore RUN --follow` and `topovq film`."""
     tensorboard: bool = False
     """Also write TensorBoard files into OUT."""
     wandb: str | None = None
@@ -137,6 +139,8 @@ class TrainConfig:
         for name in ("learning_rate", "clip"):
             if not getattr(resolved, name) > 0:
                 raise ValueError(f"{name}={getattr(resolved, name)!r} must be above 0")
+        if not isinstance(resolved.snapshots, int) or resolved.snapshots < 0:
+            raise ValueError(f"snapshots={resolved.snapshots!r} must be a whole number, 0 for none")
         if resolved.precision not in ("bf16", "fp32"):
             raise ValueError(f"precision={resolved.precision!r} is unknown; use auto, bf16 or fp32")
         resolved.quantizer_options = resolved._scheduled_options(told_options(started) if started else None)

@@ -3,6 +3,7 @@
 The run's folder:
     record.jsonl                   what happened (see record.py)
     checkpoints/step-00001000/     the newest few (see checkpoint.py)
+    snapshots/step-00000120.npz    how the maps looked on the way, if asked for (see snapshots.py)
     config.json, model.safetensors the final model, as `from_pretrained` reads it
     README.md                      its model card
 """
@@ -42,6 +43,7 @@ from topovq.tokenizer.training.interval import Figures
 from topovq.tokenizer.training.progress import Logger, Reporter, TensorBoard, WeightsAndBiases, check_loggers
 from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, read_record
 from topovq.tokenizer.training.result import RunResult, check_folder
+from topovq.tokenizer.training.snapshots import Snapshots, in_rows, originals_and_decoded
 from topovq.tokenizer.training.step import TrainStep, fastest_convolutions, make_optimizer
 from topovq.tokenizer.training.watch import Diverged, UsageWatch, is_finite
 
@@ -88,6 +90,7 @@ class Run:
         self.at_once = at_once
         self.batch_size = config.batch_size
         self.record = Record(self.folder / RECORD_FILE)
+        self.snapshots = Snapshots(self.folder, config.snapshots, self.total)
         self.cost = Cost(world.device)
         self.quiet = quiet or not world.leads
         torch.manual_seed(config.seed)
@@ -143,6 +146,7 @@ class Run:
                 if self.step:
                     reporter.say(f"continuing {self.folder} at step {self.step:,}")
                 try:
+                    self._keep_snapshot()
                     yield from self._loop(take_step, reporter, stop)
                 finally:
                     take_step.close()
@@ -219,6 +223,7 @@ class Run:
                 if saving:
                     self._save()
                 figures.restart()
+            self._keep_snapshot()
             if not self.cost.measuring:
                 yield
 
@@ -249,6 +254,7 @@ class Run:
             "at_once": self.at_once,
         }
         if self.world.leads:
+            self.snapshots.rewind(self.step)
             if self.record.path.exists():
                 self.record.rewind(self.step, **config)
                 self.record.append("resumed", step=self.step, **environment(self.world.device, self.world.size))
@@ -307,13 +313,21 @@ class Run:
 
     def _pictures(self) -> dict[str, np.ndarray]:
         """Every map, and a few validation images above their reconstructions."""
-        if self.shown_BCHW is None:
-            self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
         maps = charts(self.model)
         drawn = {f"validation/{chart.name}": map_picture(self.model, maps, i) for i, chart in enumerate(maps)}
-        decoded = self.model.decode(self.model.encode(self.shown_BCHW))
-        rows = torch.cat([torch.cat(list(images), -1) for images in (self.shown_BCHW, decoded)], -2)
-        return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).cpu().numpy()}
+        rows = in_rows(originals_and_decoded(self.model, self._shown()))
+        return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).numpy()}
+
+    def _shown(self) -> torch.Tensor:
+        if self.shown_BCHW is None:
+            self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
+        return self.shown_BCHW
+
+    def _keep_snapshot(self) -> None:
+        if self.step in self.snapshots.due:
+            self.cost.give_up()
+            if self.world.leads:
+                self.snapshots.keep(self.step, self.model, self._shown())
 
     def _finish(self) -> RunResult:
         config = self.config
