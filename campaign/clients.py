@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+from itertools import count
 from random import Random
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from campaign.hostile import BOMB, bomb
 
 Answers = list[tuple[str, int, float]]  # what was asked, the status (0: closed), how many seconds it took
 PAUSE = 0.05  # seconds between the requests of a normal client
-JSON = {"Content-Type": "application/json"}
+SLOW = ("silent", "head", "body", "unread")
 
 
 def normal(address: str, requests: int, clients: int) -> Answers:
@@ -40,7 +41,7 @@ def normal(address: str, requests: int, clients: int) -> Answers:
             image = number
             while len(answers) < requests:
                 image = (image + 1) % 8
-                ask("GET", f"/api/images/validation/{image % 2}")
+                ask("GET", f"/api/images/samples/{image}")
                 encoded = ask("POST", "/api/encode", {"set": "samples", "index": image})
                 if encoded.status_code == 200:
                     tokens = encoded.json()["tokens"]
@@ -56,10 +57,13 @@ def normal(address: str, requests: int, clients: int) -> Answers:
     return answers
 
 
-def hostile(address: str, requests: int, rng: Random, answers: Answers) -> None:
-    """One thing after the other that a server should not fall over, each on a connection of its own."""
+def hostile(address: str, requests: int, rng: Random, ended: threading.Event, answers: Answers) -> None:
+    """One thing after the other that a server should not fall over, each on a connection of its own; at least
+    `requests` of them, and until the others have ended."""
     parts = urlsplit(address)
-    for _ in range(requests):
+    for number in count():
+        if number >= requests and ended.is_set():
+            break
         kind, said = rng.choice(MALICE)(rng)
         began = time.perf_counter()
         status = 0

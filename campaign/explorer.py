@@ -10,8 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -19,7 +22,7 @@ import numpy as np
 
 from campaign import sound
 from campaign.apart import apart, must
-from campaign.clients import Answers, generated, hostile, normal, slow
+from campaign.clients import SLOW, Answers, generated, hostile, normal, slow
 from campaign.outcomes import Row
 from campaign.targets import enter
 
@@ -46,7 +49,7 @@ def attack_explorer(requests: int, seed: int, folder: Path) -> Iterator[Row]:
     server = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT, env=environment)
     try:
         address = _address(folder / "log", server)
-        warm = max(30, requests // 10)
+        warm = max(100, requests // 4)
         _phase(address, warm, seed + 1)
         before = resident(server.pid)
         rows = _phase(address, requests, seed)
@@ -77,38 +80,28 @@ def _address(log: Path, server: subprocess.Popen[Any]) -> str:
 
 
 def _phase(address: str, requests: int, seed: int) -> list[Row]:
-    """All clients at once until each has made its requests. Normal ones are measured in a process of their own."""
+    """All clients at once: normal ones in a process of its own, and the others until those have ended."""
     ended = threading.Event()
     answers: dict[str, Answers] = {"hostile": [], "generated": [], "slow": []}
     share = {name: max(1, int(requests * part)) for name, part in SHARES.items()}
+    each = share["hostile"] // HOSTILE + 1
     threads = [
-        threading.Thread(target=slow, args=(address, kind, ended, answers["slow"]))
-        for kind in ("silent", "head", "body", "unread")
-    ]
-    threads += [
-        threading.Thread(
-            target=hostile, args=(address, share["hostile"] // HOSTILE + 1, Random(f"{seed} {n}"), answers["hostile"])
-        )
-        for n in range(HOSTILE)
-    ]
-    threads.append(threading.Thread(target=generated, args=(address, share["generated"], seed, answers["generated"])))
-
-    measured: Answers = []
-    watching = threading.Thread(
-        target=lambda: measured.extend(must(apart(lambda: normal(address, share["normal"], NORMAL), 3600, None)).value)
-    )
-    watching.start()
-    for thread in threads:
-        thread.start()
-    watching.join()
-    for thread in threads[4:]:
-        thread.join()
+        *(Thread(target=slow, args=(address, kind, ended, answers["slow"])) for kind in SLOW),
+        *(Thread(target=hostile, args=(address, each, Random(f"{seed} {n}"), ended, answers["hostile"]))
+          for n in range(HOSTILE)),
+        Thread(target=generated, args=(address, share["generated"], seed, answers["generated"])),
+    ]  # fmt: skip
+    with ProcessPoolExecutor(1, get_context("fork")) as apart_from_them:
+        watched = apart_from_them.submit(normal, address, share["normal"], NORMAL)  # forked before there are threads
+        for thread in threads:
+            thread.start()
+        measured = watched.result()
     ended.set()
-    for thread in threads[:4]:
+    for thread in threads:
         thread.join()
     rows = [Row("requests", f"{name} clients") for name in ("normal", "hostile", "slow")]
     for kind, status, seconds in measured:
-        rows[0].add("hang" if seconds > LONGEST else "right" if status == 200 else "refused", f"{kind}: {status}")
+        rows[0].add(_outcome(status, seconds), f"{kind}: {status}")
     took = np.array([seconds for _, _, seconds in measured]) * 1000
     rows[0].figures |= {f"p{q}_ms": float(np.percentile(took, q)) for q in (50, 99)}
     for kind, status, seconds in answers["hostile"] + answers["generated"]:

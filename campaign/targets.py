@@ -155,7 +155,9 @@ def images_right(attack: Attack, got: Any, sound: Any, text: str) -> bool:
         if name != damaged and encoded.get(name) != sound[0][name]:
             return False
     expected = alone.get(damaged)
-    return encoded.get(damaged) == expected and (expected is not None or damaged in text or attack.how == "a gone")
+    return encoded.get(damaged) == expected and (
+        expected is not None or damaged in text or attack.how in ("a gone", "a folder")
+    )
 
 
 # Tars: a member whose bytes are all there has its tokens; one that is missing is spoken of.
@@ -167,7 +169,7 @@ def tar_right(attack: Attack, got: Any, sound: Any, text: str) -> bool:
     mutated = Path(attack.file)
     now = mutated.read_bytes() if mutated.stat().st_size < 2**30 else b""
     for name, tokens in sound.items():
-        if name not in got and Path(attack.file).name not in text:
+        if name not in got and name not in text and mutated.name not in text:
             return False
         if name in got and got[name] != tokens and members[name] in now:
             return False
@@ -227,14 +229,14 @@ def all_targets(sound: Path) -> list[Target]:
         Target(
             "tar",
             ("shards/val.tar",),
-            (lambda: encode("run", "shards"),),
+            (lambda: encode("run", "shards/val.tar"),),
             hostile="tar",
             judge=tar_right,
         ),
         Target(
             "tar index",
             tuple(str(path.relative_to(sound)) for path in (sound / "cache" / "shards").iterdir()),
-            (lambda: encode("run", "shards"),),
+            (lambda: encode("run", "shards/val.tar"),),
         ),
         Target("map", ("map.safetensors",), (use_map,), header_inside),
         Target(
