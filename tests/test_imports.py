@@ -21,6 +21,7 @@ FLOORS = {
     2: ["som", "convert", "interop"],
     1: [
         "quantizers",
+        "pretrained",
         "storage",
         "codebook",
         "state",

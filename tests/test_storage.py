@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from topovq.storage import append, atomic_file, atomic_folder, remove_leftovers, write_atomic
+from topovq.storage import (
+    DamagedFile,
+    append,
+    atomic_file,
+    atomic_folder,
+    read_manifest,
+    remove_leftovers,
+    sha256,
+    write_atomic,
+    write_files,
+)
 
 
 def test_a_file_is_written_in_a_folder_that_is_made(tmp_path):
@@ -79,3 +89,54 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path):
     assert len(os.listdir(tmp_path)) == len(whole) + 2
     remove_leftovers(tmp_path)
     assert set(os.listdir(tmp_path)) == whole
+
+
+# Manifests
+
+
+def save(folder: Path) -> Path:
+    write_files(folder, {"a.txt": b"one", "b.txt": b"two"})
+    return folder
+
+
+def test_files_are_compared_with_their_manifest(tmp_path):
+    save(tmp_path)
+    assert read_manifest(tmp_path, ["a.txt", "b.txt"])["sha256"]["a.txt"] == sha256(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_bytes(b"onf")
+    assert read_manifest(tmp_path, ["b.txt"])
+    with pytest.raises(DamagedFile, match=r"a\.txt is damaged or was changed: its SHA-256 is"):
+        read_manifest(tmp_path, ["a.txt", "b.txt"])
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DamagedFile, match=r"a\.txt is missing"):
+        read_manifest(tmp_path, ["a.txt"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no JSON file"),
+        ("[1]", "expected a JSON object"),
+        ('{"sha256": 1}', "must have the SHA-256 of a.txt"),
+        ('{"sha256": {"b.txt": ""}}', "must have the SHA-256 of a.txt"),
+        ('{"sha256": {}, "sha256": {}}', "'sha256' is there twice"),
+        ("[" * 100_000, "no JSON file"),
+        (" " * (1 << 21), "has 2,097,152 bytes"),
+    ],
+)
+def test_a_damaged_manifest_is_named(tmp_path, text, said):
+    (save(tmp_path) / "manifest.json").write_text(text)
+    with pytest.raises(DamagedFile, match=rf"manifest\.json.*{said}"):
+        read_manifest(tmp_path, ["a.txt"])
+
+
+def test_a_folder_without_manifest_is_taken(tmp_path):
+    (save(tmp_path) / "manifest.json").unlink()
+    assert read_manifest(tmp_path, ["a.txt"]) == {}
+
+
+def test_a_write_that_is_cut_off_leaves_no_wrong_manifest(tmp_path, monkeypatch):
+    save(tmp_path)
+    monkeypatch.setattr("topovq.storage.write_atomic", lambda path, data: write_half(path, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path)
+    assert not (tmp_path / "manifest.json").exists()

@@ -20,9 +20,18 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from topovq.tokenizer.data import SOURCES
-from topovq.tokenizer.training import CheckpointError, Interrupted, MissingExtra, TrainConfig, open_data, train
+from topovq.tokenizer.training import (
+    CheckpointError,
+    Diverged,
+    Interrupted,
+    MissingExtra,
+    TrainConfig,
+    open_data,
+    train,
+)
 from topovq.tokenizer.training import evaluate as evaluate_run
 from topovq.tokenizer.training import info as describe_run
+from topovq.tokenizer.training.record import finite
 
 DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and use them.
 
@@ -128,7 +137,7 @@ class Evaluate(OnRun):
     def __call__(self) -> None:
         figures = evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device)
         if leads():
-            print(json.dumps(figures, indent=2))
+            print(json.dumps(finite(figures), indent=2))
 
 
 @dataclass(kw_only=True)
@@ -183,7 +192,7 @@ class Info:
     """Folder of the run."""
 
     def __call__(self) -> None:
-        print(json.dumps(describe_run(self.run), indent=2))
+        print(json.dumps(finite(describe_run(self.run)), indent=2))
 
 
 @dataclass
@@ -299,7 +308,7 @@ def one_line_errors(program: str) -> Iterator[None]:
     except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra) as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
-    except (OSError, CheckpointError) as error:
+    except (OSError, CheckpointError, Diverged) as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(1)
 

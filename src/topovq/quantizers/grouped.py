@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from topovq.codebook import Codebook
+from topovq.pretrained import HubModule
 from topovq.quantizers.kohonen import KohonenVQ
 from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.residual import ResidualVQ
 from topovq.quantizers.results import Quantized
-from topovq.storage import HubModule
 
 
 class GroupedResidualVQ(Quantizer, HubModule):

@@ -13,12 +13,12 @@ from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
 from topovq.ops.quantize import Choice
 from topovq.ops.search import check_metric, check_precision
+from topovq.pretrained import HubModule
 from topovq.quantizers.arguments import ADVICE, refuse_arguments
 from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.layer import Layer
 from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
-from topovq.storage import HubModule
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
 

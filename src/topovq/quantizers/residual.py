@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from topovq.codebook import Codebook, Turn
 from topovq.ops.direct import in_backward
 from topovq.ops.snapshot import held
+from topovq.pretrained import HubModule
 from topovq.quantizers.arguments import ADVICE, FORWARD_ADVICE, RESIDUAL_ADVICE, argument_names, refuse_arguments
 from topovq.quantizers.beam import beam_search
 from topovq.quantizers.directional import reparameterize
@@ -23,7 +24,6 @@ from topovq.quantizers.layout import Layout
 from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.results import Quantized
 from topovq.quantizers.soft import SoftKohonenVQ
-from topovq.storage import HubModule
 
 QUANTIZERS: dict[str, type[KohonenVQ]] = {"kohonen": KohonenVQ, "gradient": GradientVQ, "soft": SoftKohonenVQ}
 DIVEQ = {"ema_update": False, "learnable_codebook": True, "route_gradients_to_input": False, "commitment_weight": 0.0}

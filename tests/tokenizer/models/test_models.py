@@ -202,20 +202,18 @@ def test_a_neighbor_term_keeps_its_meaning_in_a_saved_model(tmp_path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["quantizer_options"] == {"neighbor_weight": 0.1, "neighbor_reduction": "sum"}
     assert load_pretrained(tmp_path).quantizers[0].neighbor_reduction == "sum"
+    (tmp_path / "manifest.json").unlink()
     for options in ({"neighbor_weight": 0.1}, None):
         (tmp_path / "config.json").write_text(json.dumps({**config, "quantizer_options": options}))
         assert load_pretrained(tmp_path).quantizers[0].neighbor_reduction == "mean"
 
 
-def test_a_model_with_missing_weights_is_refused(tmp_path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    VQVAE(**SMALL).save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["decoder.0.weight"]
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(RuntimeError, match=r"decoder\.0\.weight"):
-        VQVAE.from_pretrained(tmp_path)
+@pytest.mark.parametrize("options", [{}, {"heads": 2, "codebook_dim": 4}, {"num_quantizers": 1}, {"num_quantizers": 3}])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_shapes_of_tokens_are_those_that_encoding_gives(kind: str, options: dict) -> None:
+    quantizer = "residual" if "num_quantizers" in options else "kohonen"
+    model = MODELS[kind](**SMALL, quantizer=quantizer, quantizer_options=options)
+    assert [tuple(level.shape[1:]) for level in as_levels(model.encode(images(1, 16)))] == model.token_shapes
 
 
 @pytest.mark.parametrize(

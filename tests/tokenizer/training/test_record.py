@@ -23,6 +23,7 @@ def record(tmp_path: Path) -> Record:
 
 def test_a_record_is_one_json_object_a_line(record: Record) -> None:
     lines = [json.loads(line) for line in record.path.read_text().splitlines()]
+    assert [len(line.pop("crc32")) for line in lines] == [8] * 4
     assert lines[0] == {"event": "config", "seed": 1}
     assert lines[2] == {"event": "validation", "step": 20, "loss": 0.05}
     assert read_record(record.path) == lines
@@ -53,7 +54,7 @@ def test_a_half_written_last_line_is_left_out(record: Record) -> None:
 
 
 def test_going_back_drops_what_came_after_and_the_half_written_line(record: Record) -> None:
-    record.append("final", step=30, steps=30)
+    record.append("final", step=30, steps=30, best_loss=0.05, seconds=1.5)
     with open(record.path, "a") as file:
         file.write('{"event": "val')
     record.rewind(20, seed=1, steps=60)
@@ -74,8 +75,30 @@ def test_a_damaged_line_in_the_middle_is_named(record: Record) -> None:
         read_record(record.path)
 
 
+def test_every_flipped_bit_of_a_line_is_found(record: Record) -> None:
+    whole = record.path.read_bytes()
+    for place in range(len(whole) - 1):  # without its line end the last line is one that was never finished
+        damaged = bytearray(whole)
+        damaged[place] ^= 2
+        record.path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"record\.jsonl"):
+            read_record(record.path)
+    record.path.write_bytes(whole)
+    assert len(read_record(record.path)) == 4
+
+
+def test_a_record_from_before_checksums_is_read(record: Record) -> None:
+    lines = read_record(record.path)
+    assert not any("crc32" in line for line in lines)
+    record.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_record(record.path) == lines
+    record.append("validation", step=40, loss=0.1)
+    with pytest.raises(ValueError, match="some of its lines have a crc32, and some have none"):
+        read_record(record.path)
+
+
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other.jsonl").write_text('{"event": "validation"}\n')
+    (tmp_path / "other.jsonl").write_text('{"event": "validation", "step": 1, "loss": 2}\n')
     with pytest.raises(ValueError, match="first line must be a 'config' event"):
         read_record(tmp_path / "other.jsonl")
     with pytest.raises(FileNotFoundError, match="there is no record at"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from topovq.storage import read_json
 from topovq.tokenizer.models.model import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -46,18 +46,26 @@ __all__ = [
     "check_options",
     "codes_of",
     "load_pretrained",
+    "outline",
     "spelled_out",
 ]
 
 
 def load_pretrained(folder: str | Path) -> Tokenizer:
     """The model saved in a local folder, of whichever class its config.json names, in eval mode on the CPU."""
-    folder = Path(folder)
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it") from None
-    kind = config.get("model")
-    if kind not in MODELS:
-        raise ValueError(f"{folder / CONFIG_FILE} names the model {kind!r}; valid: {', '.join(MODELS)}")
-    return MODELS[kind].from_pretrained(folder)
+    return _class_of(Path(folder)).from_pretrained(folder)
+
+
+def outline(folder: str | Path) -> Tokenizer:
+    """The model in a folder without its weights: what it is, for no more than a look at the files."""
+    return _class_of(Path(folder)).from_pretrained(folder, outline=True)
+
+
+def _class_of(folder: Path) -> type[Tokenizer]:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
+    kind = read_json(path).get("model")
+    if not isinstance(kind, str) or kind not in MODELS:
+        raise ValueError(f"{path} names the model {kind!r}; valid: {', '.join(MODELS)}")
+    return MODELS[kind]

@@ -8,6 +8,7 @@ Legend: B images, C channels, H x W pixels; level 0 is the coarsest; h x w its l
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
@@ -17,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.quantizers import Quantized, Quantizer
-from topovq.storage import HubModule, write_atomic
+from topovq.pretrained import HubModule
+from topovq.quantizers import Quantized, Quantizer, ResidualVQ
+from topovq.storage import write_files
 from topovq.tokenizer.models.blocks import halvings
 from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
 
@@ -66,7 +68,7 @@ class Tokenizer(nn.Module, HubModule):
                 raise ValueError(f"{name}={list(values)} has {len(values)} entries, but there are {channels} channels")
         if not all(value > 0 for value in std):
             raise ValueError(f"std={list(std)} must be positive")
-        self.image_size, self.stride, self.channels = image_size, stride, channels
+        self.image_size, self.strides, self.stride, self.channels = image_size, tuple(strides), stride, channels
         # Not in the weights: the configuration has them, and a wrong copy could disagree with it.
         self.register_buffer("mean_C11", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1), persistent=False)
         self.register_buffer("std_C11", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
@@ -161,8 +163,8 @@ class Tokenizer(nn.Module, HubModule):
     @property
     def token_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of one image's tokens, one per level, for images of `image_size`."""
-        blank = torch.zeros(1, self.channels, self.image_size, self.image_size, device=self.mean_C11.device)
-        return [tuple(level.shape[1:]) for level in as_levels(self.encode(blank))]
+        sides = [self.image_size // math.prod(self.strides[:depth]) for depth in range(len(self.strides), 0, -1)]
+        return [(side, side, *_places(quantizer)) for side, quantizer in zip(sides, self.quantizers)]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -180,8 +182,18 @@ class Tokenizer(nn.Module, HubModule):
         return {WEIGHTS_FILE: safetensors.torch.save(weights, metadata={"format": "pt"}), CONFIG_FILE: config.encode()}
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        for name, data in self.files().items():
-            write_atomic(save_directory / name, data)
+        write_files(save_directory, self.files())
+
+    @classmethod
+    def _check_config(cls, config: dict[str, Any], path: Path) -> dict[str, Any]:
+        config = {name: value for name, value in config.items() if name != "model"}
+        for name in ("mean", "std"):
+            values = config.get(name)
+            if not isinstance(values, list) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+                raise ValueError(f"{path} has {name}={values!r}: expected the pixel statistics, a number a channel")
+        if not isinstance(config.get("quantizer_options") or {}, dict):
+            raise ValueError(f"{path}: quantizer_options={config['quantizer_options']!r} must be an object, {{...}}")
+        return super()._check_config(config, path)
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **kwargs: Any) -> Self:
@@ -198,6 +210,12 @@ def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:
 def can_be_graphed(model: Tokenizer) -> bool:
     """Whether a forward pass may be part of a CUDA graph: no quantizer waits for the device."""
     return all(quantizer.graphable for quantizer in model.quantizers)
+
+
+def _places(quantizer: Quantizer) -> tuple[int, ...]:
+    """The last axis of a quantizer's tokens, where a vector becomes several: one for each stage or head."""
+    number = len(quantizer.maps)
+    return (number,) if number > 1 or isinstance(quantizer, ResidualVQ) else ()
 
 
 def _total_loss(levels: list[Quantized]) -> Tensor:

@@ -11,9 +11,11 @@ from topovq.tokenizer.training.loop import RunResult, result_of, train
 from topovq.tokenizer.training.many import train_all
 from topovq.tokenizer.training.record import read_record
 from topovq.tokenizer.training.runs import evaluate, info, load_run
+from topovq.tokenizer.training.watch import Diverged
 
 __all__ = [
     "CheckpointError",
+    "Diverged",
     "Interrupted",
     "MissingExtra",
     "RunResult",

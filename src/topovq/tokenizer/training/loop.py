@@ -20,11 +20,18 @@ import torch
 from filelock import FileLock, Timeout
 
 from topovq.distributed import World, join_world, pick_device
-from topovq.storage import write_atomic
+from topovq.storage import write_files
 from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
-from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from topovq.tokenizer.training.checkpoint import (
+    checkpoints,
+    identity_of,
+    load_checkpoint,
+    load_newest,
+    newest_whole,
+    save_checkpoint,
+)
 from topovq.tokenizer.training.config import IDENTITY, TrainConfig, told_options
 from topovq.tokenizer.training.cost import Cost
 from topovq.tokenizer.training.datasets import open_data
@@ -34,7 +41,7 @@ from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.progress import Logger, Reporter, TensorBoard, WeightsAndBiases
 from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, read_record
 from topovq.tokenizer.training.step import Reading, TrainStep, fastest_convolutions, make_optimizer
-from topovq.tokenizer.training.watch import UsageWatch
+from topovq.tokenizer.training.watch import Diverged, UsageWatch, is_finite
 
 SHOWN = 8  # validation images in TensorBoard
 
@@ -76,10 +83,13 @@ def check_folder(config: TrainConfig) -> RunResult | None:
     started = (folder / RECORD_FILE).exists()
     if not config.resume and (started or checkpoints(folder)):
         raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
-    if started:
-        lines = read_record(folder / RECORD_FILE)
-        ours, theirs = config.as_dict(), {**lines[0], "quantizer_options": told_options(lines[0])}
-        differing = [n for n in IDENTITY if n != "steps" and theirs.get(n) != ours[n]]
+    lines = read_record(folder / RECORD_FILE) if started else []
+    newest = newest_whole(folder) if not started else None
+    told = lines[0] if started else identity_of(newest) if newest is not None else {}
+    if told:
+        ours, theirs = config.as_dict(), {**told, "quantizer_options": told_options(told)}
+        names = [n for n in IDENTITY if n != "steps" and (started or n in told)]
+        differing = [n for n in names if theirs.get(n) != ours[n]]
         if differing:
             raise ValueError(
                 f"the run in {folder} was started with "
@@ -87,8 +97,8 @@ def check_folder(config: TrainConfig) -> RunResult | None:
                 + " but is resumed with "
                 + ", ".join(f"{n}={ours[n]!r}" for n in differing)
             )
-        if lines[-1]["event"] == "final" and lines[-1]["steps"] == config.steps:
-            return result_of(folder)
+    if lines and lines[-1]["event"] == "final" and lines[-1]["steps"] == config.steps:
+        return result_of(folder)
     return None
 
 
@@ -213,6 +223,10 @@ class Run:
             if validating or saving or stopping:
                 self.cost.give_up()
                 figures.show()
+            looking = saving or stopping or reporter.warned_nan  # which waits for the device
+            if (logging or stopping) and self.world.any(looking and not is_finite(self.model)):
+                raise Diverged(self.step, checkpoints(self.folder))
+            if validating or saving or stopping:
                 self.skipped = reporter.skipped
                 self.seconds = time.monotonic() - began
                 if validating:
@@ -239,9 +253,7 @@ class Run:
             **environment(self.world.device, self.world.size),
             "at_once": self.at_once,
         }
-        whole = checkpoints(self.folder)
-        if whole:
-            self._load(whole[-1])
+        load_newest(self.folder, self._load, self.world)
         if self.step > self.config.steps:
             raise ValueError(
                 f"the run in {self.folder} is at step {self.step} already, beyond steps={self.config.steps}"
@@ -255,10 +267,7 @@ class Run:
         self.world.wait()
 
     def _load(self, checkpoint: Path) -> None:
-        state = load_checkpoint(checkpoint, self.model, self.world.device)
-        # The groups hold how the optimizer is run (fused, on which device), which may differ now.
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        state = load_checkpoint(checkpoint, self.model, self.optimizer, self.world.device)
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
         self.validation, self.skipped = state["validation"], state["skipped"]
         if len(state["rng"]) == self.world.size:  # another number of processes has no generator state of its own
@@ -280,7 +289,9 @@ class Run:
             "skipped": self.skipped,
         }
         if self.world.leads:
-            save_checkpoint(self.folder, self.step, self.model, state, self.config.keep_checkpoints)
+            told = self.config.as_dict()
+            identity = {name: told[name] for name in IDENTITY}
+            save_checkpoint(self.folder, self.step, self.model, state, self.config.keep_checkpoints, identity)
         self.world.wait()
 
     def _validate(self, reporter: Reporter) -> None:
@@ -309,8 +320,7 @@ class Run:
     def _finish(self) -> RunResult:
         config = self.config
         if self.world.leads:
-            for name, data in self.model.files().items():
-                write_atomic(self.folder / name, data)
+            write_files(self.folder, self.model.files())
             figures = {"best_loss": self.best, "seconds": round(self.seconds, 3), **self.cost.figures()}
             self.record.append("final", step=self.step, steps=config.steps, **figures)
         self.world.wait()

@@ -4,6 +4,7 @@ The first line has `event: config` (the resolved configuration, the code's commi
 `validation` lines (`step`, `loss`, `perplexity`, `usage`, ...), `resumed` lines where a run was continued, one `final`.
 In a validation line `perplexity` and `usage` are of the validation set; `train_perplexity`, `train_usage`, `dead_codes`
 are of the last training batches, and `drift` is how far the codes moved in the last `drift_steps` steps (metrics.py).
+Each line ends with a `crc32` of what comes before it, which readers check and leave out; older records have none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 import platform
 import subprocess
+import zlib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 from topovq.storage import append, write_atomic
 
 RECORD_FILE = "record.jsonl"
+CHECKSUM = "crc32"  # the last field of a line: of all that comes before it
 VERSIONS_OF = (
     "topovq",
     "torch",
@@ -33,6 +36,14 @@ VERSIONS_OF = (
     "scikit-learn",
     "vector-quantize-pytorch",
 )
+
+
+# The numbers that those who read an event rely on; of any other event it is the step.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "config": (),
+    "validation": ("step", "loss"),
+    "final": ("step", "steps", "best_loss", "seconds"),
+}
 
 
 class Record:
@@ -60,16 +71,49 @@ def read_record(path: Path) -> list[dict[str, Any]]:
         text = path.read_bytes()
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no record at {path}") from None
-    whole = text[: text.rfind(b"\n") + 1]
-    lines = []
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not JSON ({error}): {line[:80]!r}") from None
-    if not lines or lines[0].get("event") != "config":
-        raise ValueError(f"{path} is not a run's record: its first line must be a 'config' event")
+    lines, checked = [], set()
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
+        where = f"{path}, line {number}"
+        fields, has_sum = _parse(line, where)
+        checked.add(has_sum)
+        needed = FIELDS.get(fields["event"], ("step",))
+        if not all(_fits(fields, name) for name in needed):
+            raise ValueError(f"{where} is no line of a record; expected {', '.join(needed)} in {line[:80]!r}")
+        lines.append(fields)
+    if not lines or lines[0]["event"] != "config" or any(line["event"] == "config" for line in lines[1:]):
+        raise ValueError(f"{path} is not a run's record: its first line must be a 'config' event, and no other")
+    if len(checked) > 1:
+        raise ValueError(f"{path} is damaged: some of its lines have a {CHECKSUM}, and some have none")
     return lines
+
+
+def _parse(line: bytes, where: str) -> tuple[dict[str, Any], bool]:
+    """The fields of a line without its checksum, and whether it has one, which is then right."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON ({error}): {line[:80]!r}") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
+        raise ValueError(f"{where} is no line of a record; expected an object with an event, not {line[:80]!r}")
+    told = fields.pop(CHECKSUM, None)
+    if told is not None and line != _with_sum(line[: line.rfind(b", ")]):
+        raise ValueError(
+            f"{where} is damaged or was changed: its {CHECKSUM} is not {told!r}. If you changed it yourself, take the "
+            f"{CHECKSUM} out of every line"
+        )
+    return fields, told is not None
+
+
+def _with_sum(start: bytes) -> bytes:
+    """A line from its fields, `{"event": ..., ...` without the last brace."""
+    return start + f', "{CHECKSUM}": "{zlib.crc32(start):08x}"}}'.encode()
+
+
+def _fits(fields: dict[str, Any], name: str) -> bool:
+    """Whether a field that readers rely on is there, a whole number or one that may be null where it was not finite."""
+    value = fields.get(name, "missing")
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return whole if name in ("step", "steps") else whole or value is None or isinstance(value, float)
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
@@ -87,9 +131,17 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
     }
 
 
+def finite(value: Any) -> Any:
+    """The value as JSON may hold it: numbers that are not finite become null, at any depth."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _line(fields: dict[str, Any]) -> bytes:
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
-    return json.dumps(finite, allow_nan=False).encode() + b"\n"
+    return _with_sum(json.dumps(finite(fields), allow_nan=False).encode()[:-1]) + b"\n"
 
 
 def _commit() -> dict[str, Any]:

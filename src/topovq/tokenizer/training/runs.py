@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from topovq.distributed import join_world
-from topovq.tokenizer.models import CONFIG_FILE, Tokenizer, load_pretrained
-from topovq.tokenizer.training.checkpoint import checkpoints, step_of
+from topovq.tokenizer.models import CONFIG_FILE, Tokenizer, load_pretrained, outline
+from topovq.tokenizer.training.checkpoint import checkpoints, newest_whole, step_of
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import validate
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
@@ -15,15 +15,24 @@ from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
 def load_run(run: str | Path) -> Tokenizer:
     """The model of a run (the newest checkpoint of an unfinished one) or of a `save_pretrained` folder, for eval."""
+    return load_pretrained(model_folder(run))
+
+
+def model_folder(run: str | Path) -> Path:
+    """Where the model of a run lies: its folder where it is finished, else its newest checkpoint that is whole.
+
+    A finished run that is made longer keeps its old model beside newer checkpoints until it is finished again.
+    """
     run = Path(run)
     if not run.is_dir():
         raise FileNotFoundError(f"there is no run at {run}; `topovq train --out {run}` would make one")
-    if (run / CONFIG_FILE).exists():
-        return load_pretrained(run)
-    whole = checkpoints(run)
-    if not whole:
-        raise FileNotFoundError(f"{run} holds neither a model ({CONFIG_FILE}) nor a checkpoint yet")
-    return load_pretrained(whole[-1])
+    record = run / RECORD_FILE
+    unfinished = record.exists() and read_record(record)[-1]["event"] != "final"
+    saved = (run / CONFIG_FILE).exists()
+    newest = newest_whole(run) if unfinished or not saved else None
+    if newest is None and not saved:
+        raise FileNotFoundError(f"{run} holds neither a model ({CONFIG_FILE}) nor a checkpoint that is whole")
+    return run if newest is None else newest
 
 
 def evaluate(
@@ -41,20 +50,24 @@ def evaluate(
 
 
 def info(run: str | Path) -> dict[str, Any]:
-    """What there is to know about a run without its data: its configuration, where it stands, the model's sizes."""
+    """What there is to know about a run without its data: its configuration, where it stands, the model's sizes.
+
+    No model is built: it is known from its configuration and the header of its weights.
+    """
     run = Path(run)
-    model = load_run(run)
+    model = outline(model_folder(run))
     lines = read_record(run / RECORD_FILE) if (run / RECORD_FILE).exists() else [{}]
     validations = [line for line in lines if line.get("event") == "validation"]
-    whole = checkpoints(run)
+    losses = [line["loss"] for line in validations if line["loss"] is not None]
+    found = checkpoints(run)
     return {
         "run": str(run),
         "finished": lines[-1].get("event") == "final",
-        "step": step_of(whole[-1]) if whole else None,
+        "step": step_of(found[-1]) if found else None,
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokens_per_image": model.token_shapes,
         "model": model.config,
         "config": lines[0],
         "validation": validations[-1] if validations else None,
-        "best_loss": min((line["loss"] for line in validations), default=None),
+        "best_loss": min(losses, default=None),
     }

@@ -1,11 +1,13 @@
-"""A warning in plain words when a run's codes fall out of use, with what to do about it."""
+"""A warning in plain words when a run's codes fall out of use, with what to do about it; an end where nothing helps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from topovq.metrics import Health
 from topovq.quantizers import Quantizer
@@ -16,6 +18,22 @@ SETTLED = 2.0  # cells: while a neighborhood is wider, codes move as one and few
 ENOUGH = 10  # tokens for each code that a share asks for: fewer could not show that it is in use
 MAPPED = ("kohonen", "residual")  # quantizers with the recommended neighborhood, unless their options say otherwise
 CHOICES = ("quantizer", "neighborhood", "schedule", "tau", "radius")  # the options that do
+
+
+class Diverged(RuntimeError):
+    """The weights of a run are no longer numbers, and no step will change that."""
+
+    def __init__(self, step: int, earlier: Sequence[Path]) -> None:
+        kept = f"{earlier[-1]} is from before" if earlier else "there is no checkpoint from before"
+        super().__init__(
+            f"stopped at step {step:,}: weights are NaN or infinite, and training cannot mend them. Start again with a "
+            f"lower --learning-rate; {kept}"
+        )
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Whether all that is saved of a model is numbers; waits for the device."""
+    return all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
 
 
 class UsageWatch:
