@@ -29,7 +29,9 @@ from torch import Tensor
 from topovq import distributed, metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
+from topovq.ops.bound import counted
 from topovq.ops.direct import in_backward, may_be_recomputed
+from topovq.ops.recall import Recall
 from topovq.ops.search import nearest
 from topovq.ops.smooth import smooth
 from topovq.ops.snapshot import held, snapshot
@@ -124,6 +126,7 @@ class Codebook(CodebookState):
         self.ema_update = moves
         self.sync = sync
         self.accumulating = False
+        self.recall = Recall()
         # The codes when their health was last read. No buffer: it is nobody's state but this process's.
         self.codes_read: Tensor | None = None
 
@@ -135,19 +138,15 @@ class Codebook(CodebookState):
         moves, valid_N = learns and not in_backward(), None
         if moves:
             if not self.is_initialized or self.dead_threshold:
-                valid_N = x_ND.detach().isfinite().all(1)
+                valid_N = counted(x_ND, held(self.codes) if self.is_initialized else None, learns)
                 valid_N = valid_N if keep_N is None else valid_N & keep_N
                 if not self.is_initialized:
                     self.initialize(x_ND.detach(), valid_N)
             if may_be_recomputed():
-                self.remember()
-        return Turn(*self.searched(learns), learns, moves, valid_N)
-
-    def searched(self, learns: bool) -> tuple[Tensor, Tensor]:
-        """(codes, step) for a forward to use: a second forward sees what the first one saw."""
-        if learns and in_backward() and self.codes_before is not None and self.step_before is not None:
-            return self.codes_before, self.step_before
-        return self.codes, self.step
+                self.recall.remember(self.codes, self.step, x_ND)
+        again = learns and in_backward() and self.recall.forwards  # then it sees what the first forward saw
+        codes_KD, step = self.recall.again(x_ND) if again else (self.codes, self.step)
+        return Turn(codes_KD, step, learns, moves, valid_N)
 
     def finish(
         self,
@@ -201,8 +200,8 @@ class Codebook(CodebookState):
     def learn(self, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:
         """One update from this rank's sums and counts of the vectors that chose each code, over all distributed.
 
-        Where no rank has a vector to learn from, nothing changes. `skipped` is the number of vectors that were left
-        out for NaN or infinity.
+        Where no rank has a vector to learn from, nothing changes. `skipped` is the number of vectors that do not
+        count (ops/bound.py).
         """
         several = self.sync and distributed.world_size() > 1
         if several or self.pending is not None:
@@ -320,14 +319,6 @@ class Codebook(CodebookState):
             yield
         finally:
             self.accumulating = before
-
-    def remember(self) -> None:
-        """Keep codes and step as they are now, for a forward that will be run once more in the backward pass."""
-        if self.codes_before is None or self.step_before is None:
-            self.codes_before, self.step_before = self.codes.detach().clone(), self.step.clone()
-        else:
-            self.codes_before.copy_(self.codes.detach())
-            self.step_before.copy_(self.step)
 
     # Reading how it goes
 

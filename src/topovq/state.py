@@ -33,15 +33,13 @@ class CodebookState(nn.Module):
     hits: Tensor  # [K], running mean of how often each code is chosen per batch
     idle: Tensor  # int32 [K], updates since each code was last chosen; NEVER or more: never
     step: Tensor  # int64: updates so far
-    skipped: Tensor  # int64: vectors with NaN or infinity seen in training
+    skipped: Tensor  # int64: vectors seen in training that do not count (ops/bound.py)
     frozen: Tensor  # bool [K]
     initialized: Tensor  # bool
     grid_shape: Tensor  # int64 [grid axes]: what the order of the codes means
     received: Tensor | None  # [K], running mean of each code's weight per batch, where `counts` is another thing
     pending: Tensor | None  # statistics of forwards that are still to be learned from
     drawn: Tensor | None  # [K], where data is to replace codes that are parameters: their first dimension, as drawn
-    codes_before: Tensor | None  # [K, D], the codes before the last update
-    step_before: Tensor | None  # int64, its number
 
     def __init__(
         self,
@@ -77,8 +75,6 @@ class CodebookState(nn.Module):
         self.register_buffer("received", counts.clone() if follow_weight else None)
         self.register_buffer("drawn", codes_KD[:, 0].clone() if learnable and not initialized else None)
         self.register_buffer("pending", None, persistent=False)
-        self.register_buffer("codes_before", None, persistent=False)
-        self.register_buffer("step_before", None, persistent=False)
         # On the host, so that no step asks the device: whether the codes have their start, whether anything is pending.
         self.is_initialized = initialized
         self.is_pending = False

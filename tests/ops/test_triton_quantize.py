@@ -20,12 +20,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ign
 
 
 def kernel_quantize(
-    x: torch.Tensor, codes: torch.Tensor, keep: torch.Tensor | None = None, metric: str = "euclidean"
+    x: torch.Tensor, codes: torch.Tensor, keep: torch.Tensor | None = None, metric: str = "euclidean", learns=False
 ) -> Choice:
     keep = keep if keep is None else keep.to(DEVICE)
-    return Choice(
-        *(part.cpu() for part in quantize_triton(x.to(DEVICE), codes.to(DEVICE), keep, metric, "exact", True)[:6])
-    )
+    parts = quantize_triton(x.to(DEVICE), codes.to(DEVICE), keep, metric, "exact", True, learns)[:6]
+    return Choice(*(part.cpu() for part in parts))
 
 
 def kernel_backward(*arguments: torch.Tensor | None) -> torch.Tensor:
@@ -63,6 +62,47 @@ def test_quantize(metric, n, k, d, masked):
     sums, counts = accumulate_reference(x, index, k)
     torch.testing.assert_close(got.sums_KD.double(), sums, rtol=1e-5, atol=1e-5)
     assert torch.equal(got.counts_K.double(), counts)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "d", "dtype", "length"),
+    [
+        (1, 3, 2, torch.float32, 1.0),
+        *((70, 9, 3, torch.float32, length) for length in (1e-3, 1.0, 1e6)),
+        (70, 9, 3, torch.bfloat16, 1e6),
+        (20, 2100, 4, torch.float32, 1.0),
+        (40, 33, 130, torch.bfloat16, 1e-3),
+    ],
+)
+def test_what_is_far_from_all_others_is_left_out_as_on_the_cpu(n, k, d, dtype, length):
+    x = length * noise(n, d)
+    x[::3] = 0  # padding is not what vectors are compared with
+    longest = max(x.abs().sum(1).sort(descending=True).values[n // 8].item(), noise(k, d, seed=1).abs().sum(1).max())
+    x[0] = 1e12
+    x[-1] = 3e37  # its square overflows
+    x[n // 2, 0] = 400 * longest
+    x = x.to(dtype)
+    codes = noise(k, d, seed=1)
+    codes[k // 2, 0] = NAN
+    got, plain = kernel_quantize(x, codes, learns=True), quantize(x, codes, stats=True, learns=True)
+    assert got.skipped.item() == plain.skipped.item() == min(n, 2)
+    assert torch.equal(got.counts_K, plain.counts_K)
+    torch.testing.assert_close(got.sums_KD, plain.sums_KD, rtol=1e-5, atol=1e-5)
+    assert got.error.item() == pytest.approx(plain.error.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("k", "d"), [(2, 3), (70, 3), (70, 130)])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_code_that_is_not_finite_is_never_chosen(metric, k, d):
+    x, codes = noise(50, d), noise(k, d, seed=1)
+    bad = [0, k // 2, k // 3][: k - 1]
+    for code, value in zip(bad, (NAN, INF, 1e20 if metric == "euclidean" else -INF)):
+        codes[code, d // 2] = value
+    good = [code for code in range(k) if code not in bad]
+    expected = torch.tensor(good)[kernel_quantize(x, codes[good], metric=metric).index_N]
+    assert torch.equal(kernel_quantize(x, codes, metric=metric).index_N, expected)
+    assert torch.equal(quantize(x, codes, metric=metric).index_N, expected)
 
 
 def test_quantize_nothing():

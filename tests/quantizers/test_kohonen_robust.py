@@ -1,10 +1,12 @@
 """KohonenVQ where numbers or circumstances are unusual: NaN, empty batches, accumulation, checkpoints, precisions."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from topovq import GradientVQ, KohonenVQ, SoftKohonenVQ
+from topovq import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
 
 
 def test_nan_and_infinity_are_left_out_and_counted():
@@ -81,6 +83,76 @@ def test_activation_checkpointing_updates_once_with_the_right_gradient(reentrant
             assert torch.equal(one.grad, two.grad)
         assert checked.step.item() == step + 1
     assert torch.equal(plain.codebook, checked.codebook)
+
+
+def residual(dim, size, decay):
+    return ResidualVQ(dim, size, 3, decay=decay, beam_size=2)
+
+
+def shared(dim, size, decay):
+    return ResidualVQ(dim, size, 3, decay=decay, shared_codebook=True)
+
+
+@pytest.mark.parametrize("make", [KohonenVQ, SoftKohonenVQ, som_vae, residual, shared])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("order", ["together", "first", "last", "same vectors", "one block", "twice"])
+def test_a_quantizer_called_twice_before_backward_is_recomputed_with_the_codes_of_each_call(make, reentrant, order):
+    torch.manual_seed(0)
+    plain, checked = make(4, 16, decay=0.5), make(4, 16, decay=0.5)
+    checked.load_state_dict(plain.state_dict())
+    layer = nn.Linear(4, 4)
+
+    def block(vq, *values):
+        out = [vq(layer(value)) for value in values]
+        return sum(quantized.square().sum() + loss.sum() for quantized, _, loss in out)
+
+    def again(*values):
+        return torch.utils.checkpoint.checkpoint(block, checked, *values, use_reentrant=reentrant)
+
+    for _ in range(2):
+        batches = [torch.randn(30, 4), 0.5 * torch.randn(30, 4)]
+        batches = [batches[0], batches[0]] if order == "same vectors" else batches
+        a, b = ([batch.clone().requires_grad_() for batch in batches] for _ in range(2))
+        losses = [block(plain, value) for value in a]
+        if order == "one block":
+            pairs = [(sum(losses), again(*b))]
+        else:
+            pairs = [*zip(losses, [again(value) for value in b])]
+        if order == "last":
+            pairs.reverse()
+        elif order != "first":
+            pairs = [tuple(map(sum, zip(*pairs)))] * (2 if order == "twice" else 1)
+        for one, two in pairs:
+            one.backward(retain_graph=order == "twice")
+            two.backward(retain_graph=order == "twice")
+        for one, two in zip(a, b):
+            assert torch.equal(one.grad, two.grad)
+        for one, two in zip(plain.parameters(), checked.parameters()):
+            torch.testing.assert_close(one.grad, two.grad)  # added up in another order
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, checked.state_dict()[name]), name
+
+
+def test_a_quantizer_called_too_often_before_backward_is_refused():
+    torch.manual_seed(0)
+    vq = KohonenVQ(4, 16, decay=0.5)
+    batches = torch.randn(10, 30, 4, requires_grad=True)
+    found = [torch.utils.checkpoint.checkpoint(vq, batch, use_reentrant=False) for batch in batches]
+    found[-1].loss.backward()  # whose codes are known
+    with pytest.raises(RuntimeError, match="more than 8 times before the backward pass"):
+        found[0].loss.backward()
+
+
+def test_no_copy_of_the_codes_is_kept_where_nothing_will_be_recomputed():
+    vq = KohonenVQ(4, 16)
+    vq(torch.randn(30, 4))
+    with torch.no_grad():
+        vq(torch.randn(30, 4))
+    assert not vq.codebook_of(0).recall.forwards
+    out = torch.utils.checkpoint.checkpoint(vq, torch.randn(30, 4).requires_grad_(), use_reentrant=False)
+    assert not copy.deepcopy(vq).codebook_of(0).recall.forwards
+    assert len(vq.codebook_of(0).recall.forwards) == 1
+    out.loss.backward()
 
 
 def test_a_training_pass_in_inference_mode_leaves_no_tensor_behind_that_a_later_one_cannot_change():

@@ -265,6 +265,24 @@ def test_bad_data_is_refused(wine, make):
         fitted.score(wine, sample_weight=np.zeros(len(wine)))
 
 
+@every_estimator
+def test_large_numbers_are_learned_from_like_small_ones_or_refused(wine, make):
+    small = wine.astype(np.float32)
+    fitted, large = make().fit(small), make().fit(small * np.float32(2.0**50))
+    assert large.quantization_error_ == pytest.approx(fitted.quantization_error_ * 2.0**50, rel=1e-3)
+    assert np.isfinite(make().fit(wine * 1e20).codes_).all()  # float64
+    too_large = small * np.float32(1e20)
+    holed = too_large.copy()
+    holed[0, 0] = np.nan
+    for x in (too_large, -too_large, holed, torch.from_numpy(too_large), scipy.sparse.csr_matrix(too_large)):
+        with pytest.raises(ValueError, match=r"the data holds .*e\+20, but at most 9e\+15 .*, or give it as float64"):
+            make().fit(x)
+        with pytest.raises(ValueError, match="the data holds"):
+            fitted.predict(x)
+    with pytest.raises(ValueError, match=r"divide the data by a constant, or standardize it$"):
+        make().fit(wine * 1e160)
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

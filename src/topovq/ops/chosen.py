@@ -9,19 +9,22 @@ import torch
 from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
+from topovq.ops.bound import counted
 from topovq.ops.quantize import Choice
 from topovq.ops.snapshot import held
 
 
-def quantize_as(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None, stats: bool) -> Choice:
+def quantize_as(
+    x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None, stats: bool, learns: bool
+) -> Choice:
     """The codes index_N, with the error, the statistics and the gradients that `quantize` has for its choice."""
     if torch.compiler.is_exporting() and not stats:
         from topovq.ops.exported import quantize_exported
 
         return Choice(*quantize_exported(x_ND, codes_KD.detach(), index_N, keep_N))
     with torch.autocast(x_ND.device.type, enabled=False):
-        finite_N = x_ND.detach().isfinite().all(1)
-        valid_N = finite_N if keep_N is None else finite_N & keep_N
+        counted_N = counted(x_ND, held(codes_KD) if stats else codes_KD, learns)
+        valid_N = counted_N if keep_N is None else counted_N & keep_N
         rows_ND = (held(codes_KD) if stats else codes_KD.detach())[index_N]  # with statistics, an update follows
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
         share = 1 / (valid_N.sum() * x_ND.shape[1]).clamp(min=1).to(dtype)
@@ -30,5 +33,5 @@ def quantize_as(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor 
         if stats:
             sums_KD, counts_K = accumulate(x_ND.detach(), torch.where(valid_N, index_N, -1), codes_KD.shape[0])
         # Straight-through, with the value of the code to the last bit: what is added is 0.
-        q_ND = rows_ND.to(x_ND.dtype) + torch.where(finite_N[:, None], x_ND - x_ND.detach(), 0)
-    return Choice(q_ND, error, index_N, sums_KD, counts_K, (~finite_N).sum())
+        q_ND = rows_ND.to(x_ND.dtype) + torch.where(x_ND.detach().isfinite(), x_ND - x_ND.detach(), 0)
+    return Choice(q_ND, error, index_N, sums_KD, counts_K, (~counted_N).sum())

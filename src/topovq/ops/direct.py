@@ -62,7 +62,12 @@ def in_backward() -> bool:
 
 
 def may_be_recomputed() -> bool:
-    """Whether activation checkpointing may run this forward again: it either disables gradients or packs tensors."""
+    """Whether activation checkpointing may run this forward again: within an autograd function, or with packed tensors.
+
+    Within the forward of such a function both kinds of derivatives are off; torch.no_grad() leaves forward-mode on.
+    """
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return False
-    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    if not torch.is_grad_enabled():
+        return not torch._C._is_fwd_grad_enabled()
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

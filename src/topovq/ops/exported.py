@@ -15,6 +15,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from topovq.ops.bound import largest
 from topovq.ops.search import COLUMNS, search_terms
 
 CODES = 85 * COLUMNS  # a block: whole tiles, so that equal codes have equal scores
@@ -65,14 +66,14 @@ def quantize_exported(
     x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The fields of ops/quantize.py's Choice without statistics: (q, error, index, no sums, no counts, skipped)."""
-    finite_N = x_ND.isfinite().all(1)
-    valid_N = finite_N if keep_N is None else finite_N & keep_N
-    q_ND = codes_KD[index_N]
     dtype = _precise(x_ND.dtype)
+    counted_N = x_ND.to(dtype).abs().sum(1) <= largest(dtype)
+    valid_N = counted_N if keep_N is None else counted_N & keep_N
+    q_ND = codes_KD[index_N]
     apart_ND = torch.where(valid_N[:, None], x_ND.to(dtype) - q_ND, 0)
     error = apart_ND.square().sum() / (valid_N.sum() * x_ND.shape[1]).clamp(min=1).to(dtype)
     nothing = codes_KD.new_empty(0, x_ND.shape[1]), codes_KD.new_empty(0)
-    return q_ND.to(x_ND.dtype), error, index_N, *nothing, (~finite_N).sum()
+    return q_ND.to(x_ND.dtype), error, index_N, *nothing, (~counted_N).sum()
 
 
 def _without_autocast(x_ND: Tensor) -> torch.autocast | nullcontext[None]:

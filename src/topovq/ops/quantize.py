@@ -3,7 +3,7 @@
 Legend: N vectors x, K codes w, D dimensions.
     index = nearest(x, w);   q = w[index];   error = mean |x - q|^2 per element over the valid vectors
     S, c = accumulate(x, index) over the valid vectors
-A vector is valid where `keep` is True and all its entries are finite. Gradients: dq/dx = I (straight-through), and
+A vector is valid where `keep` is True and it counts (bound.py). Gradients: dq/dx = I (straight-through), and
 d error/dx = 2 (x - q) / (valid * D), in which q is a constant: the second derivative is 2 / (valid * D). The codes get
 none here.
 """
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from topovq.ops.accumulate import accumulate
+from topovq.ops.bound import counted
 from topovq.ops.direct import plain, transformed
 from topovq.ops.search import check_metric, check_precision, nearest
 
@@ -33,7 +34,7 @@ class Choice(NamedTuple):
     sums_KD: Tensor
     counts_K: Tensor
     skipped: Tensor
-    """int64: vectors left out for NaN or infinity."""
+    """int64: vectors that do not count (bound.py)."""
 
 
 def quantize(
@@ -43,8 +44,12 @@ def quantize(
     metric: str = "euclidean",
     precision: str = "exact",
     stats: bool = False,
+    learns: bool = False,
 ) -> Choice:
-    """The closest codes of x, their error and, with `stats`, the sums and counts of the vectors that chose each."""
+    """The closest codes of x, their error and, with `stats`, the sums and counts of the vectors that chose each.
+
+    `learns`: this is training, where a vector that is far from all others does not count.
+    """
     check_metric(metric)
     check_precision(precision)
     codes_KD = codes_KD.detach()
@@ -53,11 +58,11 @@ def quantize(
 
         return Choice(*quantize_exported(x_ND, codes_KD, nearest(x_ND, codes_KD, metric), keep_N))
     operation = _Direct.apply if plain(x_ND, codes_KD) else _by_torch if transformed() else _quantize
-    return Choice(*operation(x_ND, codes_KD, keep_N, metric, precision, stats)[:6])
+    return Choice(*operation(x_ND, codes_KD, keep_N, metric, precision, stats, learns)[:6])
 
 
 def _compute(
-    x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
+    x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(q, error, index, S, c, skipped, whether each vector is valid [N], the share 1 / (valid * D) of an element, and
     for the backward pass: the codes as they are now and the index in 16 bits, or nothing of both)."""
@@ -66,21 +71,21 @@ def _compute(
         from topovq.ops.triton.quantize import quantize_triton
 
         deterministic = stats and torch.are_deterministic_algorithms_enabled()
-        return quantize_triton(x_ND, codes_KD, keep_N, metric, precision, stats, deterministic, k <= FEW)
+        return quantize_triton(x_ND, codes_KD, keep_N, metric, precision, stats, learns, deterministic, k <= FEW)
     q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N, share = _chosen(
-        x_ND, codes_KD, keep_N, metric, precision, stats
+        x_ND, codes_KD, keep_N, metric, precision, stats, learns
     )
     nothing = codes_KD.new_empty(0, d), index_N.new_empty(0, dtype=torch.int16)
     return q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share, *nothing
 
 
 def _chosen(
-    x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
+    x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The first eight of `_compute`, by torch's own operations; the error can be differentiated, q is a constant."""
     with torch.autocast(x_ND.device.type, enabled=False):
-        finite_N = x_ND.isfinite().all(1)
-        valid_N = finite_N if keep_N is None else finite_N & keep_N
+        counted_N = counted(x_ND, codes_KD, learns)
+        valid_N = counted_N if keep_N is None else counted_N & keep_N
         index_N = nearest(x_ND, codes_KD, metric, precision)
         q_ND = codes_KD[index_N]
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
@@ -90,7 +95,7 @@ def _chosen(
         sums_KD, counts_K = codes_KD.new_empty(0, x_ND.shape[1], dtype=dtype), codes_KD.new_empty(0, dtype=dtype)
         if stats:
             sums_KD, counts_K = accumulate(x_ND.detach(), torch.where(valid_N, index_N, -1), codes_KD.shape[0])
-        return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, (~finite_N).sum(), valid_N, share
+        return q_ND.to(x_ND.dtype), error, index_N, sums_KD, counts_K, (~counted_N).sum(), valid_N, share
 
 
 def _by_torch(x_ND: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -110,7 +115,7 @@ _quantize = torch.library.custom_op("topovq::quantize", _compute, mutates_args=(
 
 @_quantize.register_fake
 def _(
-    x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool
+    x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (n, d), k = x_ND.shape, codes_KD.shape[0] if stats else 0
     keeps = _by_kernels(x_ND) and codes_KD.dtype == torch.float32 and codes_KD.shape[0] <= FEW
@@ -182,7 +187,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _backward(ctx: Any, grad_ND: Tensor | None, grad_error: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     x_ND, rows, row_of_N, valid_N, share = ctx.saved_tensors
-    nothing = (None,) * 5
+    nothing = (None,) * 6
     if grad_error is None:
         return grad_ND, *nothing
     if grad_ND is None:

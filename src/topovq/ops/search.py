@@ -4,7 +4,8 @@ Legend: N vectors, K codes, D dimensions.
     euclidean  argmin_k |x - w_k|^2
     dot        argmax_k x . w_k
     cosine     argmax_k x . w_k / |w_k|
-The lowest index wins a tie. A vector with NaN or infinity still gets a valid index.
+The lowest index wins a tie. A vector with NaN or infinity still gets a valid index. A code with one of them, or whose
+square overflows, is never chosen while there is another.
 
 Euclidean distances are compared as |w|^2/2 - x.w after both are moved by a center among the codes (`center_of`):
 distances do not change under translation, and the rounding error then scales with the spread of the codes instead of
@@ -108,7 +109,8 @@ def search_terms(codes_KD: Tensor, metric: str, dtype: torch.dtype) -> tuple[Ten
         center_D = center_of(codes_KD)
         codes_KD = codes_KD - center_D
         bias_K = codes_KD.square().sum(1) / 2
-    return center_D, codes_KD, bias_K
+    sound_K = codes_KD.isfinite().all(1) & bias_K.isfinite()  # others would make NaN of the scores beside them
+    return center_D, torch.where(sound_K[:, None], codes_KD, 0), torch.where(sound_K, bias_K, torch.inf)
 
 
 def _compute(x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str) -> Tensor:

@@ -81,7 +81,7 @@ class GradientVQ(KohonenVQ):
             return loss
         index_N = choice.index_N
         targets_ND = book.codes.detach()[index_N] if self.neighbor_target == "winner" else x_ND.detach()
-        around = neighbor_loss(book, targets_ND, valid_index(x_ND, index_N, keep_N), turn.step)
+        around = neighbor_loss(book, targets_ND, valid_index(x_ND, turn.codes_KD, index_N, keep_N), turn.step)
         weight = self.neighbor_weight if self.neighbor_reduction == "sum" else self.neighbor_weight / x_ND.shape[1]
         return loss + weight * around
 

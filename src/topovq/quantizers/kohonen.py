@@ -11,6 +11,7 @@ from torch import Tensor
 from topovq.codebook import Codebook, Turn
 from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
+from topovq.ops.bound import counted
 from topovq.ops.quantize import Choice
 from topovq.ops.search import check_metric, check_precision
 from topovq.pretrained import HubModule
@@ -223,9 +224,9 @@ def drop_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in REACH}
 
 
-def valid_index(x_ND: Tensor, index_N: Tensor, keep_N: Tensor | None) -> Tensor:
-    """The chosen codes, -1 where a vector is masked or not finite."""
-    valid_N = x_ND.detach().isfinite().all(1)
+def valid_index(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None) -> Tensor:
+    """The codes chosen in training, -1 where a vector is masked or does not count (ops/bound.py)."""
+    valid_N = counted(x_ND, codes_KD, learns=True)
     return torch.where(valid_N if keep_N is None else valid_N & keep_N, index_N, -1)
 
 

@@ -196,9 +196,9 @@ class Layer(Layout, Quantizer):
         if index_N is None and ask.temperature > 0:
             index_N = sample(x_ND, turn.codes_KD, ask.temperature, book.metric)
         if index_N is None:
-            choice = quantize(x_ND, turn.codes_KD, keep_N, book.metric, book.precision, stats=stats)
+            choice = quantize(x_ND, turn.codes_KD, keep_N, book.metric, book.precision, stats, turn.learns)
         else:
-            choice = quantize_as(x_ND, turn.codes_KD, index_N, keep_N, stats)
+            choice = quantize_as(x_ND, turn.codes_KD, index_N, keep_N, stats, turn.learns)
         codebook_loss = self._codebook_loss(book, turn, x_ND, choice, keep_N)
         q_ND = self._past_the_search(book, turn, x_ND, choice)
         share_K = shares(book, choice, ask.weight) if turn.moves else None

@@ -113,7 +113,7 @@ class Quantizer(nn.Module):
 
     @property
     def skipped(self) -> Tensor:
-        """How many vectors with NaN or infinity training has left out so far, int64, 0-dim."""
+        """How many vectors training has left out so far, int64, 0-dim: NaN, infinity, or far from all others."""
         return torch.stack([book.skipped for book in self.books()]).sum()
 
     @property

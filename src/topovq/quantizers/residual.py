@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topovq.codebook import Codebook, Turn
+from topovq.ops.bound import counted
 from topovq.ops.direct import in_backward
 from topovq.ops.snapshot import held
 from topovq.pretrained import HubModule
@@ -155,8 +156,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         if beams is not None and beams > 1 and started:
             frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
             learns = self.training and not frozen
-            codes = [vq.codebook_of(0).searched(learns)[0] for vq in self.quantizers]
-            codes = [held(codes_KD) for codes_KD in codes] if learns else codes
+            codes = self._searched(z, learns)
             tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
         total, tokens, losses = self._through_layers(z, mask, last, chosen, freeze_codebook, sample_codebook_temp)
@@ -165,6 +165,15 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         total = total if mask is None else torch.where(mask[..., None], total, 0)
         made = Quantized(self._channels_back(total), torch.stack(tokens, -1), torch.stack(losses))
         return (*made, self.get_codes_from_indices(made.indices)) if return_all_codes else made
+
+    def _searched(self, z: Tensor, learns: bool) -> list[Tensor]:
+        """The codes of each quantizer for a beam search: a second forward sees what the first one saw."""
+        books = self.maps
+        if not (learns and in_backward() and books[0].recall.forwards):
+            return [held(book.codes) if learns else book.codes for book in books]
+        x_ND = z.flatten(0, -2)
+        place = books[0].recall.place(nn.functional.normalize(x_ND, dim=1) if books[0].unit_length else x_ND)
+        return [book.recall.seen(place)[0] for book in books]
 
     def _through_layers(
         self,
@@ -316,7 +325,7 @@ def learn_from_all(vq: KohonenVQ, inputs: list[Tensor], keeps: list[Tensor | Non
     if book.dead_threshold:
         x_ND = torch.cat([vq.project_in(x.detach()).flatten(0, -2) for x in inputs])
         x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
-        valid_N = x_ND.isfinite().all(1)
+        valid_N = counted(x_ND, held(book.codes), learns=True)
         if keeps[0] is not None:
             valid_N &= torch.cat([keep.flatten() for keep in keeps if keep is not None])
     nothing_KD = torch.zeros_like(book.codes.detach())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook
 from topovq.neighborhood import Schedule
+from topovq.ops.bound import counted
 from topovq.ops.snapshot import snapshot
 from topovq.quantizers.kohonen import KohonenVQ
 from topovq.quantizers.results import Ask, Part
@@ -64,18 +65,19 @@ class SoftKohonenVQ(KohonenVQ):
             raise TypeError(
                 "SoftKohonenVQ: codes learn by their weights: update_indices and ema_update_weight mean nothing"
             )
-        finite_N = x_ND.detach().isfinite().all(1)
-        valid_N = finite_N if keep_N is None else finite_N & keep_N
         with torch.autocast(x_ND.device.type, enabled=False):
-            turn = book.begin(x_ND, valid_N, not ask.frozen)
+            turn = book.begin(x_ND, keep_N, not ask.frozen)
+            codes_KD = snapshot(turn.codes_KD)
+            counted_N = counted(x_ND, codes_KD, turn.learns)
+            valid_N = counted_N if keep_N is None else counted_N & keep_N
             scale = 1 / (self.temperature(turn.step) * self.codebook_dim)
-            index_N = book.search(x_ND, turn.codes_KD)
+            index_N = book.search(x_ND, codes_KD)
             x_safe = torch.where(valid_N[:, None], x_ND.to(book.codes.dtype), 0)
             q_ND, sums_KD, counts_K = _Mixture.apply(  # type: ignore[no-untyped-call]  # of torch
-                x_safe, snapshot(turn.codes_KD), snapshot(scale).to(x_safe.dtype), valid_N
+                x_safe, codes_KD, snapshot(scale).to(x_safe.dtype), valid_N
             )
             error = mean_square(x_safe, q_ND.detach(), valid_N)
-            book.finish(turn, x_ND, sums_KD, counts_K, (~finite_N).sum())
+            book.finish(turn, x_ND, sums_KD, counts_K, (~counted_N).sum())
         return Part(q_ND.to(x_ND.dtype), index_N, error)
 
 
@@ -95,24 +97,27 @@ class _Mixture(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, codes_KD: Tensor, scale: Tensor, valid_N: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        square_K = codes_KD.square().sum(1)
+        sound_K = square_K.isfinite()  # a code that is not finite gets no weight, and spoils no other's
+        codes_KD, square_K = torch.where(sound_K[:, None], codes_KD, 0), torch.where(sound_K, square_K, torch.inf)
         q_ND = torch.empty_like(x_ND)
         sums_KD, counts_K = torch.zeros_like(codes_KD), torch.zeros_like(codes_KD[:, 0])
         for rows in _blocks(x_ND, codes_KD):
-            y_NK = _softmax(x_ND[rows], codes_KD, scale)
+            y_NK = _softmax(x_ND[rows], codes_KD, square_K, scale)
             q_ND[rows] = y_NK @ codes_KD
             y_NK = y_NK * valid_N[rows, None]
             sums_KD += y_NK.T @ x_ND[rows]
             counts_K += y_NK.sum(0)
-        ctx.save_for_backward(x_ND, codes_KD, scale)
+        ctx.save_for_backward(x_ND, codes_KD, square_K, scale)
         ctx.mark_non_differentiable(sums_KD, counts_K)
         return q_ND, sums_KD, counts_K
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
-        x_ND, codes_KD, scale = ctx.saved_tensors
+        x_ND, codes_KD, square_K, scale = ctx.saved_tensors
         out_ND = torch.empty_like(x_ND)
         for rows in _blocks(x_ND, codes_KD):
-            y_NK = _softmax(x_ND[rows], codes_KD, scale)
+            y_NK = _softmax(x_ND[rows], codes_KD, square_K, scale)
             along_NK = grad_ND[rows] @ codes_KD.T
             slope_NK = y_NK * (along_NK - (y_NK * along_NK).sum(1, keepdim=True))
             out_ND[rows] = 2 * scale * (slope_NK @ codes_KD)
@@ -124,6 +129,6 @@ def _blocks(x_ND: Tensor, codes_KD: Tensor) -> list[slice]:
     return [slice(first, first + rows) for first in range(0, x_ND.shape[0], rows)]
 
 
-def _softmax(x_ND: Tensor, codes_KD: Tensor, scale: Tensor) -> Tensor:
+def _softmax(x_ND: Tensor, codes_KD: Tensor, square_K: Tensor, scale: Tensor) -> Tensor:
     """y [N, K]; |x|^2 is the same for all codes and drops out."""
-    return torch.softmax((2 * (x_ND @ codes_KD.T) - codes_KD.square().sum(1)) * scale, 1)
+    return torch.softmax((2 * (x_ND @ codes_KD.T) - square_K) * scale, 1)

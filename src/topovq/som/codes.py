@@ -28,6 +28,8 @@ from topovq.som import saving
 from topovq.som.tables import DenseTable, MissingTable, SparseTable, Table
 
 CLUSTERINGS = ("agglomerative", "kmeans")
+# Squares of larger numbers overflow, or would when 2^22 of them are added up.
+LARGEST = {dtype: torch.finfo(dtype).max ** 0.5 / 2**11 for dtype in (torch.float32, torch.float64)}
 
 
 class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -205,11 +207,12 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 ensure_all_finite=True if scipy.sparse.issparse(X) else "allow-nan",
             )  # fmt: skip
             if scipy.sparse.issparse(X):
+                check_size(torch.from_numpy(X.data))
                 return SparseTable(X)
             with warnings.catch_warnings():  # torch warns of arrays that are read-only: nothing here writes to them
                 warnings.simplefilter("ignore", UserWarning)
                 x_ND = torch.from_numpy(X).to(device)
-        if not bool(x_ND.sum().isnan()):  # one pass; NaN anywhere shows in the sum, infinity was refused
+        if check_size(x_ND):
             return DenseTable(x_ND)
         table = MissingTable(x_ND)
         empty_N = ~table.seen_ND.any(1)
@@ -293,6 +296,24 @@ def checked_tensor(x_ND: Tensor) -> Tensor:
     if bool(x_ND.isinf().any()):
         raise ValueError("the tensor contains infinity: replace it, or put NaN where a value is missing")
     return x_ND
+
+
+def check_size(values: Tensor) -> bool:
+    """Refuse numbers too large to be squared and added up; whether none is NaN (infinity was refused before)."""
+    if values.numel() == 0:
+        return True
+    lowest, highest = values.aminmax()  # one pass; NaN anywhere is both
+    complete = not bool(highest.isnan())
+    if not complete:
+        lowest, highest = values.nan_to_num().aminmax()
+    largest, limit = float(torch.maximum(-lowest, highest)), LARGEST[values.dtype]
+    if largest > limit:
+        fits = values.dtype == torch.float32 and largest <= LARGEST[torch.float64]
+        raise ValueError(
+            f"the data holds {largest:.3g}, but at most {limit:.2g} can be squared and added up in {values.dtype}: "
+            f"divide the data by a constant, or standardize it{', or give it as float64' if fits else ''}"
+        )
+    return complete
 
 
 def like_input(value: Tensor, X: Any) -> Any:

@@ -14,11 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from topovq.ops.bound import FAR as _FAR
+from topovq.ops.bound import largest
 from topovq.ops.search import GOLDEN as _GOLDEN
 from topovq.ops.search import SAMPLE, SPREAD
 from topovq.ops.triton.accumulate import Stats, cdiv
 
-GOLDEN = tl.constexpr(_GOLDEN)
+GOLDEN, FAR = tl.constexpr(_GOLDEN), tl.constexpr(_FAR)
+LARGEST = tl.constexpr(largest(torch.float32) / 1024)
 BLOCK_K = 16  # codes per program
 
 
@@ -62,11 +65,45 @@ def _center(codes_ptr, dim, K, D, stride, SAMPLE: tl.constexpr):
 
 
 @triton.jit
+def part_of_size(x):
+    """A share of each row's sum of |x| that does not overflow."""
+    return tl.sum(tl.abs(x) * 0.0009765625, 1)
+
+
+@triton.jit
+def _sizes(rows_ptr, row, wanted, D, stride_row, stride_dim, DP: tl.constexpr, ROWS: tl.constexpr):
+    """`part_of_size` of some rows, 0 where that is not finite."""
+    size = tl.zeros([ROWS], tl.float32)
+    WIDTH: tl.constexpr = min(DP, 64)
+    for start in tl.static_range(0, DP, WIDTH):  # unrolled: no load waits for the one before
+        dim = start + tl.arange(0, WIDTH)
+        inside = wanted[:, None] & (dim < D)[None, :]
+        x = tl.load(rows_ptr + row[:, None] * stride_row + dim[None, :] * stride_dim, inside, 0.0).to(tl.float32)
+        size += part_of_size(x)
+    return tl.where(size < float("inf"), size, 0.0)
+
+
+@triton.jit
+def _limit(x_ptr, codes_ptr, N, K, D, stride_n, stride_d, x_stride, stride, DP: tl.constexpr, SAMPLE: tl.constexpr):
+    """ops/bound.py: limit_of, as a `part_of_size`; the strides of the samples are SPREAD modulo N and K."""
+    sample = tl.arange(0, SAMPLE).to(tl.int64)
+    of_x = _sizes(x_ptr, (sample * x_stride) % N, sample < N, D, stride_n, stride_d, DP, SAMPLE)
+    of_codes = _sizes(codes_ptr, (sample * stride) % K, sample < K, D, D, 1, DP, SAMPLE)
+    number = tl.sum((of_x > 0).to(tl.int32), 0)
+    longer = (of_x[:, None] > of_x[None, :]) | ((of_x[:, None] == of_x[None, :]) & (sample[:, None] < sample))
+    rank = tl.sum(longer.to(tl.int32), 0)
+    above = tl.maximum(tl.minimum((number + 3) // 4, number - 1), 0)
+    usual = tl.maximum(tl.max(tl.where(rank == above, of_x, 0.0), 0), tl.max(of_codes, 0))
+    return tl.minimum(usual * FAR, LARGEST)
+
+
+@triton.jit(do_not_specialize=["N", "stride_n", "x_stride"])
 def _codes_kernel(
-    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
-    K, D, stride,
+    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr, x_ptr,
+    K, D, stride, N, stride_n, stride_d, x_stride,
     EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
-    CLEAR: tl.constexpr, KEPT: tl.constexpr, DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr,
+    LEARNS: tl.constexpr, CLEAR: tl.constexpr, KEPT: tl.constexpr,
+    DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
 
@@ -84,6 +121,10 @@ def _codes_kernel(
         tl.store(center_ptr + dim, center, dim < D)
         if VALID:
             tl.store(skipped_ptr, 0)
+            limit = LARGEST
+            if LEARNS:
+                limit = _limit(x_ptr, codes_ptr, N, K, D, stride_n, stride_d, x_stride, stride, DP, SOME)
+            tl.store(center_ptr + D, limit)
     if KEPT:
         tl.store(kept_ptr + here, w, inside)
     if CLEAR:
@@ -97,6 +138,9 @@ def _codes_kernel(
             bias += tl.sum(w * center[None, :], 1)
     if COSINE:
         w = w / tl.maximum(tl.sqrt(tl.sum(w * w, 1)), 1e-12)[:, None]
+    # A code that is not finite, or whose square is not, never wins.
+    sound = (bias < float("inf")) & (part_of_size(w) < float("inf"))
+    w = tl.where(sound[:, None], w, 0.0)
     e = exponent(tl.max(tl.abs(w), 1))
     hi, lo = split(w, power_of_two(261 - e)[:, None])
     place = code[:, None].to(tl.int64) * DP + dim[None, :]
@@ -104,13 +148,14 @@ def _codes_kernel(
     if EXACT:
         tl.store(lo_ptr + place, lo)
     tl.store(scale_ptr + code, power_of_two(e - 7))
-    tl.store(bias_ptr + code, tl.where(code < K, bias, float("inf")))
+    tl.store(bias_ptr + code, tl.where((code < K) & sound, bias, float("inf")))
 
 
 class Split(NamedTuple):
     """What `_codes_kernel` wrote; rows from K on never win."""
 
-    center_D: Tensor
+    center: Tensor
+    """[D + 1]: the center, and after it the largest `part_of_size` that counts (ops/bound.py)."""
     hi: Tensor
     lo: Tensor
     scale_K: Tensor
@@ -118,23 +163,21 @@ class Split(NamedTuple):
 
 
 def split_codes(
-    codes_KD: Tensor, rows: int, padded: int, metric: str, exact: bool, whole: bool,
+    x_ND: Tensor, codes_KD: Tensor, rows: int, padded: int, metric: str, exact: bool, whole: bool, learns: bool,
     skipped: Tensor | None, stats: Stats | None, kept_KD: Tensor | None,
 ) -> Split:  # fmt: skip
     """The codes as the search reads them, `rows` of `padded` dimensions; see `nearest_triton` for the rest."""
-    k, d = codes_KD.shape
-    center_D = torch.empty(d, dtype=torch.float32, device=codes_KD.device)
+    n, (k, d) = x_ND.shape[0], codes_KD.shape
+    center = torch.empty(d + 1, dtype=torch.float32, device=codes_KD.device)
     hi = torch.empty(rows, padded, dtype=torch.float16, device=codes_KD.device)
-    terms = Split(
-        center_D, hi, torch.empty_like(hi) if exact else hi, center_D.new_empty(rows), center_D.new_empty(rows)
-    )
-    unused = center_D
+    terms = Split(center, hi, torch.empty_like(hi) if exact else hi, center.new_empty(rows), center.new_empty(rows))
+    unused = center
     sums, counts = (unused, unused) if stats is None else (stats.sums, stats.counts)
     _codes_kernel[(cdiv(rows, BLOCK_K),)](
         codes_KD, *terms, unused if skipped is None else skipped, sums, counts, unused if kept_KD is None else kept_KD,
-        k, d, SPREAD % k,
+        x_ND, k, d, SPREAD % k, n, x_ND.stride(0), x_ND.stride(1), SPREAD % n,
         EUCLIDEAN=metric == "euclidean", COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,
-        VALID=skipped is not None, CLEAR=stats is not None and stats.to_clear, KEPT=kept_KD is not None,
-        DP=padded, BLOCK_K=BLOCK_K, SAMPLE=max(8, min(SAMPLE, 4096 // padded)),
+        VALID=skipped is not None, LEARNS=learns, CLEAR=stats is not None and stats.to_clear, KEPT=kept_KD is not None,
+        DP=padded, BLOCK_K=BLOCK_K, SAMPLE=max(8, min(SAMPLE, 4096 // padded)), SOME=SAMPLE,
     )  # fmt: skip
     return terms

@@ -56,6 +56,7 @@ def quantize_triton(
     metric: str,
     precision: str,
     stats: bool,
+    learns: bool = False,
     deterministic: bool = False,
     keep_codes: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -69,8 +70,9 @@ def quantize_triton(
     kept_KD = torch.empty(k if keep_codes else 0, d, dtype=torch.float32, device=device)
     row_of_N = torch.empty(n if keep_codes else 0, dtype=torch.int16, device=device)
     index_N = nearest_triton(
-        x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered, kept_KD if keep_codes else None
-    )
+        x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered, kept_KD if keep_codes else None,
+        learns=learns,
+    )  # fmt: skip
     q_ND = torch.empty(n, d, dtype=x_ND.dtype, device=device)
     block_d = min(64, power_of_2(d))
     block_n = max(1, 2048 // block_d)

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from topovq.ops.triton.accumulate import Stats, cdiv, on_device, power_of_2
-from topovq.ops.triton.codes import exponent, power_of_two, split, split_codes
+from topovq.ops.triton.codes import exponent, part_of_size, power_of_two, split, split_codes
 
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
 SLOTS = tl.constexpr(16)  # of a row, which share the columns of a tile of codes
@@ -44,11 +44,6 @@ def _centered(x_ptr, center_ptr, row, dim, wanted, D, stride_n, stride_d, WHOLE:
     if not WHOLE:
         x = tl.where(on, x - tl.load(center_ptr + dim, dim < D, 0.0)[None, :], 0.0)
     return x
-
-
-@triton.jit
-def _part_of_size(x):
-    return tl.sum(tl.abs(x) * 0.0009765625, 1)
 
 
 @triton.jit
@@ -101,16 +96,18 @@ def _search_kernel(
     size = tl.zeros([BLOCK_N], tl.float32)
     for start in tl.static_range(0, DP, DC):
         x = _centered(x_ptr, center_ptr, row, start + dim, row < N, D, stride_n, stride_d, WHOLE)
-        size += _part_of_size(x)
+        size += part_of_size(x)
     finite = size < float("inf")
     scale = _row_scale(size)
     if VALID:
-        valid = finite & (row < N)
+        # From the center, which is a code, a vector is as long to a thousandth where it is too long.
+        counts = size <= tl.load(center_ptr + D)
+        valid = counts & (row < N)
         if HAS_KEEP:
             valid = valid & (tl.load(keep_ptr + row, row < N, 0) != 0)
         mine = (row < N) & (tl.program_id(1) == 0)
         tl.store(valid_ptr + row, valid.to(tl.int8), mine)
-        bad = tl.sum((mine & ((size != size) | (size == float("inf")))).to(tl.int64), 0)
+        bad = tl.sum((mine & ~counts).to(tl.int64), 0)
         if bad > 0:
             tl.atomic_add(skipped_ptr, bad, sem="relaxed")
 
@@ -234,7 +231,7 @@ def _which_kernel(
     size = tl.zeros([ROWS], tl.float32)
     for start in range(0, DP, DC):
         dim = start + tl.arange(0, DC)
-        size += _part_of_size(_centered(x_ptr, center_ptr, row, dim, row < N, D, stride_n, stride_d, WHOLE))
+        size += part_of_size(_centered(x_ptr, center_ptr, row, dim, row < N, D, stride_n, stride_d, WHOLE))
     scale = _row_scale(size)
     not_code = tl.zeros([ROWS], tl.int32)
     if OTHER:
@@ -298,6 +295,7 @@ def nearest_triton(
     kept_KD: Tensor | None = None,
     other_than_N: Tensor | None = None,
     tiles: Tiles | None = None,
+    learns: bool = False,
 ) -> Tensor:
     """Index int64 [N] of the closest code, `other_than_N` (one for each vector) if given: the second closest, say.
 
@@ -322,7 +320,7 @@ def nearest_triton(
     found_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.int64, device=device)
     best_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.float32, device=device)
     with on_device(x_ND):
-        terms = split_codes(codes_KD, rows, padded, metric, exact, whole, skipped, stats, kept_KD)
+        terms = split_codes(x_ND, codes_KD, rows, padded, metric, exact, whole, learns, skipped, stats, kept_KD)
         _search_kernel[(programs, shares)](
             x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
             *terms, found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
