@@ -81,7 +81,10 @@ class Field:
 
 def classify(ended: Ended, attack: Attack, expected: Any, case: Path) -> str:
     """The outcome, of `OUTCOMES`."""
-    name = Path(attack.file).name
+    path = case / attack.file
+    names = {path.name}
+    if path.parent != case:  # of files that belong together and do not fit, either may be named
+        names |= {other.name for other in path.parent.iterdir() if other.suffix in (".json", ".safetensors", ".pt")}
     if ended.kind in ("hang", "memory", "crash"):
         return ended.kind
     if ended.kind == "done":
@@ -95,15 +98,16 @@ def classify(ended: Ended, attack: Attack, expected: Any, case: Path) -> str:
             enter(here)
     if ended.kind == "raised":  # by a function of Python's, since a command would have exited
         foreseen = not ended.text and ended.error
-        return "traceback" if not foreseen else "refused" if is_clear(ended.error, name) else "unclear"
+        return "traceback" if not foreseen else "refused" if is_clear(ended.error, names) else "unclear"
     if ended.code == 0 or "Traceback" in ended.text:
         return "traceback"
     said = [line for line in ended.text.splitlines() if not line.startswith(("note:", "skipped "))]
-    return "refused" if len(said) == 1 and is_clear(said[0], name) else "unclear"
+    return "refused" if len(said) == 1 and is_clear(said[0], names) else "unclear"
 
 
-def is_clear(sentence: str, name: str) -> bool:
-    return "\n" not in sentence and name in sentence and "weights_only" not in sentence
+def is_clear(sentence: str, names: set[str]) -> bool:
+    named = any(name in sentence for name in names)
+    return "\n" not in sentence and named and "weights_only" not in sentence
 
 
 def attack_files(cases: int, seed: int, folder: Path) -> Iterator[Row]:
@@ -114,5 +118,6 @@ def attack_files(cases: int, seed: int, folder: Path) -> Iterator[Row]:
         target = field.targets[number % len(field.targets)]
         attack = field.attack(target, Random(f"{seed} {number}"))
         outcome, said = field.outcome(attack)
-        rows[target.format].add(outcome, f"case {number}, {attack.file}: {attack.how}: {said.strip()[-300:]}")
+        told = " | ".join(said.strip()[-300:].splitlines())
+        rows[target.format].add(outcome, f"case {number}, {attack.file}: {attack.how}: {told}")
     yield from rows.values()

@@ -89,9 +89,7 @@ def evaluate(run: str) -> Any:
 
 
 def info(run: str) -> Any:
-    """What `info` says of a run but for its figures: a record's own numbers have nothing to be compared with."""
-    told = printed("info", run)
-    return {name: value for name, value in told.items() if name not in ("config", "validation", "best_loss")}
+    return printed("info", run)
 
 
 def decode(tokens: str) -> dict[str, str]:
