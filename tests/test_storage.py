@@ -14,6 +14,7 @@ from topovq.storage import (
     atomic_file,
     atomic_folder,
     read_manifest,
+    remove_abandoned,
     remove_leftovers,
     sha256,
     write_atomic,
@@ -89,6 +90,18 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path):
     assert len(os.listdir(tmp_path)) == len(whole) + 2
     remove_leftovers(tmp_path)
     assert set(os.listdir(tmp_path)) == whole
+
+
+def test_what_others_are_writing_is_left_alone(tmp_path: Path):
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
+    (tmp_path / "b.txt").write_text("")
+    (tmp_path / ".tokens.npz.0ffee0-99999999.tmp").write_text("")  # of a process of another machine
+    with atomic_file(tmp_path / "mine.txt") as temporary:
+        temporary.write_text("")
+        remove_abandoned(tmp_path)
+        assert temporary.exists()
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert left == {"b.txt", "mine.txt", ".tokens.npz.0ffee0-99999999.tmp"}
 
 
 # Manifests

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -31,6 +32,7 @@ from topovq.tokenizer.training import (
 )
 from topovq.tokenizer.training import evaluate as evaluate_run
 from topovq.tokenizer.training import info as describe_run
+from topovq.tokenizer.training.interrupt import ending_signals, leave_lost_terminal
 from topovq.tokenizer.training.record import finite
 
 DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and use them.
@@ -88,7 +90,7 @@ class Train(TrainConfig):
     """Train a model; the run's folder gets a record, checkpoints and the model.
 
     DATA is a data set's name or the path of your images. The same command with --resume continues a run that was
-    stopped; SIGTERM and Ctrl-C write a checkpoint first (exit codes 143 and 130).
+    stopped; SIGTERM, SIGHUP and Ctrl-C write a checkpoint first (exit codes 143, 129 and 130).
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = "photos"
@@ -281,13 +283,19 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Have SIGTERM end the command as an exception does, so that half-written files go and workers end. Training has
-    its own answer to it."""
-    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    """Have SIGTERM and SIGHUP end the command as an exception does, so that half-written files go and workers end.
+    Training has its own answer to them."""
+
+    def unwind(signum: int, frame: FrameType | None) -> None:
+        leave_lost_terminal()
+        sys.exit(128 + signum)
+
+    before = {signum: signal.signal(signum, unwind) for signum in ending_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -93,8 +94,33 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink()
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Remove what dead processes of this machine left half-written in `folder`, where others may be writing."""
+    for path in folder.glob(f".*.{_machine()}-*.tmp"):
+        number = path.name.removesuffix(".tmp").rpartition("-")[2]
+        if number.isdecimal() and path.is_file() and not _runs(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    if os.name == "nt":  # where the question would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it is somebody else's
+        return True
+    return True
+
+
+def _machine() -> str:
+    """A short name of this machine: a folder may be shared by several, each with processes of the same numbers."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:6]
+
+
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.tmp")
 
 
 def _sync(path: Path) -> None:

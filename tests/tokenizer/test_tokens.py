@@ -139,7 +139,7 @@ def test_large_codebooks_keep_their_numbers(tmp_path: Path) -> None:
 def test_names_stay_inside_the_output_folder() -> None:
     assert str(image_name("a/b.png")) == "a/b.png"
     assert str(image_name("a/b.jpg")) == "a/b.jpg.png"
-    for name in ("../b.png", "/b.png", "a/../../b.png", ""):
+    for name in ("../b.png", "/b.png", "a/../../b.png", "", "a\0.png"):
         with pytest.raises(ValueError, match="outside of the output folder"):
             image_name(name)
 

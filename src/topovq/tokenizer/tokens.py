@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from topovq.distributed import join_world, pick_device
-from topovq.storage import write_atomic
+from topovq.storage import remove_abandoned, write_atomic
 from topovq.tokenizer.data import find_images
 from topovq.tokenizer.data.loader import Records, reason_not_decoded
 from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
@@ -90,13 +90,13 @@ def decode(
     """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many."""
     place, out, done = pick_device(device), Path(out), 0
     model = load_run(run).to(place)
-    shapes = model.token_shapes
+    shapes, written = model.token_shapes, _Written(out)
     for path in token_files(Path(tokens)):
         for names, levels in _shown(read_tokens(path, batch_size), f"decoding {path.name}", None, progress):
             _check_levels(levels, codes_of(model.quantizers), shapes, path)
             pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
             for name, image_CHW in zip(names, pixels.cpu(), strict=True):
-                _write_png(out / image_name(name), image_CHW)
+                _write_png(written.place(name, path), image_CHW)
             done += len(names)
     return done
 
@@ -112,9 +112,28 @@ def _shown(batches: Iterable[T], what: str, total: int | None, show: bool) -> It
 def image_name(name: str) -> PurePosixPath:
     """The PNG's place below the output folder: the image's own name, with .png after it unless it ends so."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise ValueError(f"the image name {name!r} would lie outside of the output folder")
     return path if path.suffix == ".png" else path.with_name(f"{path.name}.png")
+
+
+class _Written:
+    """Where images go below a folder: two never to one place."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.seen: set[int] = set()  # hashes of places, which take less memory
+        self.folders: set[Path] = set()
+
+    def place(self, name: str, tokens: Path) -> Path:
+        path = self.out / image_name(name)
+        if hash(path) in self.seen:
+            raise ValueError(f"{tokens} has two images for {path}: the second, {name!r}, would overwrite the first")
+        self.seen.add(hash(path))
+        if path.parent not in self.folders:
+            self.folders.add(path.parent)
+            remove_abandoned(path.parent)
+        return path
 
 
 class _Batches(Dataset[tuple[list[str], Tensor, dict[str, str]]]):

@@ -154,6 +154,30 @@ def test_signals_end_a_process_cleanly(signum: int, code: int, tmp_path: Path) -
     assert state["step"] == step_of(checkpoint)
 
 
+def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
+    terminal, end = os.openpty()
+    script = "import fcntl, runpy, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); sys.argv = sys.argv[1:]; "
+    script += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(TINY),
+        str(tmp_path / "run"),
+        "steps=100000",
+        "checkpoint_every=100000",
+    ]
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True)
+    os.close(end)
+    shown = b""
+    while b"validation loss" not in shown:
+        shown += os.read(terminal, 1000)
+    os.close(terminal)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    (checkpoint,) = checkpoints(tmp_path / "run")
+    assert torch.load(checkpoint / "state.pt", weights_only=True)["step"] == step_of(checkpoint)
+
+
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TINY)]
     done = subprocess.run([*command, str(tmp_path / "two")], capture_output=True, text=True, timeout=120)

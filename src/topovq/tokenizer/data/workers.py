@@ -8,9 +8,12 @@ from contextlib import contextmanager
 
 from PIL import ImageFile
 
-# Ctrl-C reaches the whole process group, and a batch system sends SIGTERM to every process of a job. Workers must
-# outlast both: training still needs batches while it ends in good order. (macOS cannot tell who sent a signal.)
-_HELD_BACK = {signal.SIGINT, signal.SIGTERM} if hasattr(signal, "sigwaitinfo") else {signal.SIGINT}
+# Ctrl-C and a closed terminal (SIGHUP) reach the whole process group, and a batch system sends SIGTERM to every process
+# of a job. Workers must outlast them: training still needs batches while it ends in good order. (macOS cannot tell who
+# sent a signal; Windows has no SIGHUP.)
+_HELD_BACK = {signal.SIGINT} | {getattr(signal, "SIGHUP", signal.SIGINT)}
+if hasattr(signal, "sigwaitinfo"):
+    _HELD_BACK.add(signal.SIGTERM)
 
 
 def default_workers() -> int:
@@ -21,7 +24,7 @@ def default_workers() -> int:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Processes started here do not see Ctrl-C and SIGTERM; this process gets them a moment later."""
+    """Processes started here do not see Ctrl-C, SIGHUP and SIGTERM; this process gets them a moment later."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows, where there is nothing of the kind
         yield
         return

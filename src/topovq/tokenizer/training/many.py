@@ -171,7 +171,9 @@ def _start_worker(threads: int, modules: Iterable[str]) -> None:
     torch.set_num_threads(threads)
     for name in modules:
         importlib.import_module(name)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the parent decides
+    for name in ("SIGINT", "SIGHUP"):  # they reach all of a terminal's processes; the parent decides
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
