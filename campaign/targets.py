@@ -152,10 +152,30 @@ def images_right(attack: Attack, got: Any, sound: Any, text: str) -> bool:
     for name in sound[0]:
         if name != damaged and encoded.get(name) != sound[0][name]:
             return False
-    expected = alone.get(damaged)
-    return encoded.get(damaged) == expected and (
-        expected is not None or damaged in text or attack.how in ("a gone", "a folder")
-    )
+    if damaged not in encoded:
+        return damaged in text or attack.how in ("a gone", "a folder")
+    return encoded[damaged] == alone[damaged]
+
+
+# Records: a run that was killed leaves one that ends early, or none yet.
+
+
+def record_right(attack: Attack, got: Any, sound: Any, text: str) -> bool:
+    if not isinstance(got, dict):
+        return False
+    figures = ("config", "validation", "best_loss")
+    lines = [json.loads(line) for line in attack.data.splitlines()]
+    told = [{"config": {}, "validation": None, "best_loss": None}]
+    for end in range(1, len(lines) + 1):
+        seen = [_plain(line) for line in lines[:end] if line["event"] == "validation"]
+        best = min((line["loss"] for line in seen), default=None)
+        told.append({"config": _plain(lines[0]), "validation": seen[-1] if seen else None, "best_loss": best})
+    rest = {name: value for name, value in sound.items() if name not in figures}
+    return got in [{**rest, **each} for each in told]
+
+
+def _plain(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "crc32"}
 
 
 # Tars: a member whose bytes are all there has its tokens; one that is missing is spoken of.
@@ -208,6 +228,7 @@ def all_targets(sound: Path) -> list[Target]:
             ("unfinished/record.jsonl",),
             (lambda: resume("unfinished"), lambda: info("unfinished")),
             {"a line": mutate.json_line},
+            judge=record_right,
         ),
         Target("Parquet tokens", ("tokens.parquet",), (lambda: decode("tokens.parquet"),), hostile="parquet"),
         Target(
