@@ -119,6 +119,7 @@ def _be_child(work: Callable[[], Any], memory: int | None, errors: int, outlet: 
     os.dup2(nothing, 0)
     os.dup2(errors, 1)
     os.dup2(errors, 2)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", 1, closefd=False) for stream in (1, 2))  # whatever they were
     if memory:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + memory + memory // 4  # addresses; the rest is threads' stacks

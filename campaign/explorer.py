@@ -49,7 +49,7 @@ def attack_explorer(requests: int, seed: int, folder: Path) -> Iterator[Row]:
     server = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT, env=environment)
     try:
         address = _address(folder / "log", server)
-        warm = max(100, requests // 4)
+        warm = requests // 4 + 20
         _phase(address, warm, seed + 1)
         before = resident(server.pid)
         rows = _phase(address, requests, seed)
