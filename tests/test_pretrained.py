@@ -58,7 +58,7 @@ def test_a_model_saved_before_manifests_loads_with_a_note(saved: Path, caplog: p
     assert not caplog.records
     (saved / "manifest.json").unlink()
     assert torch.equal(load_pretrained(saved).encode(x), tokens)
-    assert "has no manifest.json, so damage to its files may go unnoticed" in caplog.text
+    assert "has no manifest.json, so damage to it may go unnoticed" in caplog.text
 
 
 def test_the_id_of_a_model_is_the_digest_of_its_weights(saved: Path) -> None:

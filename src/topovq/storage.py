@@ -194,10 +194,10 @@ def read_manifest(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     return told
 
 
-def note_without(told: Mapping[str, Any], folder: Path) -> None:
-    """Say in the log that `folder` has no manifest, where that is so."""
+def note_without(told: Mapping[str, Any], where: Path, what: str = MANIFEST) -> None:
+    """Say in the log that there is no manifest, where nothing was `told` by one."""
     if not told:
-        logger.warning("note: %s has no %s, so damage to its files may go unnoticed", folder, MANIFEST)
+        logger.warning("note: %s has no %s, so damage to it may go unnoticed", where, what)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""An estimator as one safetensors file: arrays as tensors, the rest as JSON in the header; never pickle."""
+"""An estimator as one safetensors file: arrays as tensors, the rest as JSON in the header; never pickle.
+
+The header has the SHA-256 of all of it. Files of before 0.3 have none, and are looked at as well as can be.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import safetensors.numpy
 from sklearn.base import BaseEstimator
 
 from topovq.grid import Grid
-from topovq.storage import write_atomic
+from topovq.storage import DamagedFile, note_without, write_atomic
 
 FORMAT = "topovq estimator 1"
 
@@ -31,22 +35,66 @@ def save(estimator: BaseEstimator, path: Path) -> None:
             else:
                 values[key] = _encode(key, value)
     header = {"format": FORMAT, "class": type(estimator).__name__, "values": json.dumps(values)}
+    header["sha256"] = _digest(header, tensors)
     write_atomic(path, safetensors.numpy.save(tensors, metadata=header))
 
 
 def load(cls: type, path: Path) -> Any:
-    with safetensors.safe_open(path, framework="numpy") as file:
-        header = file.metadata() or {}
-        if header.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a saved estimator: its format is {header.get('format')!r}, not {FORMAT!r}")
-        if header["class"] != cls.__name__:
-            raise ValueError(f"{path} holds a {header['class']}, not a {cls.__name__}: load it with that class")
-        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is not a dict)
-    state |= {key: _decode(value) for key, value in json.loads(header["values"]).items()}
-    estimator = cls(**{key.split(".", 1)[1]: value for key, value in state.items() if key.startswith("parameter.")})
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                found = header.get("format")
+                raise DamagedFile(f"{path} is not a saved estimator: its format is {found!r}, not {FORMAT!r}")
+            if header.get("class") != cls.__name__:
+                raise DamagedFile(
+                    f"{path} holds a {header.get('class')}, not a {cls.__name__}: load it with that class"
+                )
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is not a dict)
+        if "sha256" not in header:
+            note_without({}, path, "SHA-256")
+        elif header["sha256"] != _digest(header, state):
+            raise DamagedFile(f"{path} is damaged: it is not what its SHA-256 says")
+        state |= {key: _decode(value) for key, value in json.loads(header["values"]).items()}
+        estimator = _build(cls, state)
+    except (DamagedFile, OSError, MemoryError):
+        raise
+    except Exception as error:  # safetensors, JSON and estimators have a dozen types for what cannot be
+        raise DamagedFile(f"{path} is damaged or no saved estimator: {' '.join(str(error).split())}") from None
+    return estimator
+
+
+def _digest(header: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps([header[name] for name in ("format", "class", "values")]).encode())
+    for key, tensor in sorted(tensors.items()):
+        digest.update(f"{key} {tensor.dtype.str} {tensor.shape} ".encode())
+        digest.update(np.ascontiguousarray(tensor).tobytes())
+    return digest.hexdigest()
+
+
+def _build(cls: type, state: dict[str, Any]) -> Any:
+    """The estimator of a state: its parameters and fitted attributes, and nothing else."""
+    groups: dict[str, dict[str, Any]] = {"parameter": {}, "fitted": {}}
     for key, value in state.items():
-        if key.startswith("fitted."):
-            setattr(estimator, key.split(".", 1)[1], value)
+        group, _, name = key.partition(".")
+        groups[group][name] = value
+    estimator = cls(**groups["parameter"])
+    for name, value in groups["fitted"].items():
+        if not name.isidentifier() or hasattr(cls, name) or name in groups["parameter"]:
+            raise ValueError(f"{name!r} is no fitted attribute")
+        setattr(estimator, name, value)
+    codes, grid, edges = (groups["fitted"].get(name) for name in ("codes_", "grid_", "edges_"))
+    if codes is not None:
+        if codes.ndim != 2 or codes.dtype.kind != "f" or not len(codes) or not np.isfinite(codes).all():
+            raise ValueError(f"codes_ of type {codes.dtype} and shape {codes.shape} are not codes, or not all finite")
+        if estimator.n_features_in_ != codes.shape[1]:
+            raise ValueError(
+                f"codes_ have {codes.shape[1]} features, and n_features_in_ is {estimator.n_features_in_!r}"
+            )
+        if grid is not None and grid.size != len(codes):
+            raise ValueError(f"there are {len(codes)} codes, and a map of {grid.size}")
+        if edges is not None and edges.size and not 0 <= edges.min() <= edges.max() < len(codes):
+            raise ValueError("edges_ name codes that are not there")
     return estimator
 
 

@@ -4,6 +4,7 @@ import os
 import pickle
 import tarfile
 
+import numpy as np
 import pytest
 import torch
 from pictures_on_disk import fill_folder, numbers, png, write_shard, write_tar
@@ -242,3 +243,87 @@ def test_records_travel_to_workers_without_their_files(thirty):
     records.open(0)
     copy = pickle.loads(pickle.dumps(records))
     assert copy.open(13).read() == png(13)
+
+
+def test_shards_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for folder in ("a", "b"):
+        write_shard(tmp_path / folder / "train.tar", range(2))
+    found = [name.decode() for name in find_images(f"{tmp_path}/{{a,b}}/train.tar").names_N]
+    assert found == ["a/train/000.png", "a/train/001.png", "b/train/000.png", "b/train/001.png"]
+
+
+def test_two_members_of_one_name_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for k in range(2):
+            member = tarfile.TarInfo("same.png")
+            member.size = len(png(k))
+            tar.addfile(member, io.BytesIO(png(k)))
+    with pytest.raises(DataError, match=r"x\.tar has two members of one name: .*same\.png"):
+        find_images(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize("change", ["cut", "noise", "missing", "longer", "type", "beyond"])
+def test_a_damaged_index_is_made_again(thirty, cache, change, caplog):
+    find_images(thirty / "val-000.tar")
+    (kept,) = (cache / "shards").glob("*.npz")
+    whole, arrays = kept.read_bytes(), dict(np.load(kept))
+    if change in ("cut", "noise"):
+        kept.write_bytes(whole[:-40] if change == "cut" else whole[:100] + bytes(200) + whole[300:])
+    else:
+        edits = {
+            "longer": {"names_N": arrays["names_N"][:-1]},
+            "type": {"offset_N": arrays["offset_N"].astype("U8")},
+            "beyond": {"length_N": arrays["length_N"] + 2**40},
+        }
+        np.savez(
+            kept,
+            **{
+                name: array
+                for name, array in (arrays | edits.get(change, {})).items()
+                if change != "missing" or name != "names_N"
+            },
+        )
+    assert [find_images(thirty / "val-000.tar").open(i).read() for i in range(6)] == [png(k) for k in range(24, 30)]
+    assert "is damaged: it is made again" in caplog.text
+    caplog.clear()
+    find_images(thirty / "val-000.tar")
+    assert not caplog.records
+
+
+def header(name: str, size: int, kind: bytes) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def test_zeros_without_end_take_no_memory(tmp_path, run_with_gauge):
+    hole = 1 << 28
+    whole = write_shard(tmp_path / "whole.tar", range(2)).read_bytes()
+    starts = {
+        "between": write_shard(tmp_path / "first.tar", range(2, 4)).read_bytes(),
+        "name": header("x", hole, tarfile.GNUTYPE_LONGNAME),
+        "pax": header("x", hole, tarfile.XHDTYPE),
+        "image": header("zeros.png", 4 * hole, tarfile.REGTYPE),
+    }
+    for name, start in starts.items():
+        with open(tmp_path / f"{name}.tar", "wb") as file:
+            file.write(start)
+            file.seek(4 * hole if name == "image" else hole, os.SEEK_CUR)
+            file.write(whole)
+    run_with_gauge(f"""
+        import numpy as np
+        from topovq.tokenizer.data import find_images
+        from topovq.tokenizer.data.loader import reason_not_decoded
+        start_gauge()
+        for name, images in (("between", 4), ("name", 0), ("pax", 0), ("image", 3)):
+            try:
+                records = find_images({str(tmp_path)!r} + "/" + name + ".tar")
+            except ValueError as error:
+                assert images == 0 and name + ".tar" in str(error), (name, error)
+                continue
+            assert len(records) == images, (name, len(records))
+            if name == "image":
+                reason = reason_not_decoded(records, 0, 8, "crop", np.empty((8, 8, 3), dtype=np.uint8))
+                assert "1,073,741,824 bytes are more than the limit" in reason, reason
+        assert growth() < 64, growth()
+    """)

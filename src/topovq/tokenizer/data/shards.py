@@ -20,13 +20,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from topovq.tokenizer.data.decode import EXTENSIONS
+from topovq.tokenizer.data.decode import EXTENSIONS, MAX_PIXELS
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
 from topovq.tokenizer.data.source import logger
 from topovq.tokenizer.data.split import split
 from topovq.tokenizer.data.tar_index import TarIndex, tar_index
 
+LARGEST = 8 * MAX_PIXELS  # bytes: no image that is decoded has more, in 16 bits a channel and without compression
 _OPEN_FILES = 64  # a worker keeps this many shards open; thousands would hit the limit of the system
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -61,6 +62,8 @@ class ShardRecords:
         return f"{self.paths[self.shard_N[index]]}: {os.fsdecode(self.names_N[index])}"
 
     def open(self, index: int) -> BinaryIO:
+        if self.length_N[index] > LARGEST:
+            raise ValueError(f"{self.length_N[index]:,} bytes are more than the limit of {LARGEST:,}")
         file = self._file(int(self.shard_N[index]))
         file.seek(self.offset_N[index])
         return io.BytesIO(file.read(self.length_N[index]))
@@ -102,11 +105,21 @@ def find_members(path: PathLike) -> ShardRecords:
 
 
 def with_distinct_names(records: ShardRecords) -> ShardRecords:
-    """The same images; where shards share names (each counts its members from 0, say), `shard/` precedes each."""
+    """The same images; where shards share names (each counts its members from 0, say), `shard/` precedes each.
+
+    Shards of one name, in several folders, have as much of their paths before it as tells them apart.
+    """
     if len(np.unique(records.names_N)) < len(records):
-        shards = [os.fsencode(os.path.splitext(os.path.basename(path))[0]) for path in records.paths]
-        named = [shards[shard] + b"/" + name for shard, name in zip(records.shard_N, records.names_N)]
+        shards = [os.path.splitext(os.path.basename(path))[0] for path in records.paths]
+        if len(set(shards)) < len(shards):
+            common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in records.paths])
+            shards = [os.path.splitext(os.path.relpath(path, common))[0] for path in records.paths]
+        named = [os.fsencode(shards[shard]) + b"/" + name for shard, name in zip(records.shard_N, records.names_N)]
         records.names_N = np.array(named, dtype=np.bytes_)
+        names, counts = np.unique(records.names_N, return_counts=True)
+        if len(names) < len(records):
+            index = int(np.flatnonzero(records.names_N == names[counts > 1][0])[0])
+            raise DataError(f"{records.paths[records.shard_N[index]]} has two members of one name: {named[index]!r}")
     return records
 
 
