@@ -121,10 +121,9 @@ def _be_child(work: Callable[[], Any], memory: int | None, errors: int, outlet: 
     os.dup2(errors, 2)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", 1, closefd=False) for stream in (1, 2))  # whatever they were
     if memory:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + memory + memory // 4  # addresses; the rest is threads' stacks
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    floor = _resident()
+        limit = _memory("VmData") + memory
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    floor = _memory("VmRSS")
     value, code, error, kind = None, 0, "", "done"
     try:
         value = work()
@@ -136,14 +135,14 @@ def _be_child(work: Callable[[], Any], memory: int | None, errors: int, outlet: 
             traceback.print_exc()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    grown = _resident(peak=True) - floor
+    grown = _memory("VmHWM") - floor
     with os.fdopen(outlet, "wb") as pipe:
         pickle.dump((kind, value, code, error, grown), pipe)
     os._exit(0)
 
 
-def _resident(peak: bool = False) -> int:
-    name = "VmHWM" if peak else "VmRSS"
+def _memory(name: str) -> int:
+    """Bytes of this process, by a name of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 

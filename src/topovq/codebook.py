@@ -29,7 +29,7 @@ from torch import Tensor
 from topovq import distributed, metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
-from topovq.ops.bound import counted
+from topovq.ops.bound import alone, counted
 from topovq.ops.direct import in_backward, may_be_recomputed
 from topovq.ops.recall import Recall
 from topovq.ops.search import nearest
@@ -54,6 +54,10 @@ class Turn(NamedTuple):
     """Whether `finish` updates: not in activation checkpointing's second forward, whose first one did."""
     valid_N: Tensor | None
     """Which vectors codes may start from, where any may have to."""
+    keep_N: Tensor | None = None
+    """Which vectors are to be used; None: all."""
+    far: Tensor | None = None
+    """How many are not for being too far, beside those that the search leaves out; None: none."""
 
 
 class Codebook(CodebookState):
@@ -146,7 +150,12 @@ class Codebook(CodebookState):
                 self.recall.remember(self.codes, self.step, x_ND)
         again = learns and in_backward() and self.recall.forwards  # then it sees what the first forward saw
         codes_KD, step = self.recall.again(x_ND) if again else (self.codes, self.step)
-        return Turn(codes_KD, step, learns, moves, valid_N)
+        far = None
+        if learns and self.ema_update and x_ND.shape[0] == 1:
+            near_N, far = alone(x_ND, held(codes_KD), held(step) * (1 - self.decay) > 1 - 1e-6)
+            keep_N = near_N if keep_N is None else near_N & keep_N
+            valid_N = None if valid_N is None else valid_N & near_N
+        return Turn(codes_KD, step, learns, moves, valid_N, keep_N, far)
 
     def finish(
         self,
@@ -163,6 +172,7 @@ class Codebook(CodebookState):
         """
         if not turn.moves:
             return
+        skipped = skipped if turn.far is None else skipped + turn.far
         if share_K is None:
             self.learn(sums_KD, counts_K, skipped)
         else:
@@ -331,7 +341,7 @@ class Codebook(CodebookState):
         return metrics.usage(metrics.used_lately(self.idle, self.memory))
 
     def read_health(self) -> Tensor:
-        """The figures of `metrics.Health`, float32 [5]; drift is since the last call."""
+        """The figures of `metrics.Health`, float32 [FIGURES]; drift is since the last call."""
         before_KD, self.codes_read = self.codes_read, self.codes.detach().clone()
         return metrics.health_figures(self.hits, self.idle, self.memory, self.codes, before_KD)
 

@@ -19,6 +19,7 @@ from topovq.ops.search import center_of, nearest
 from topovq.ops.smooth import smooth
 
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
+STRAY = 10.0  # times as far out as the codes in use: a dead code beyond is far outside the data
 
 
 # Use of the codes
@@ -53,7 +54,7 @@ def usage(counts_K: Tensor) -> Tensor:
 
 
 class Health(NamedTuple):
-    """What `vq.health()` returns; over several codebooks `dead_codes` is the sum, the others are means."""
+    """What `vq.health()` returns; over several codebooks `dead_codes` and `stray_codes` are sums, the others means."""
 
     usage: float
     """Share of the codes chosen in the last 1 / (1 - decay) updates, whatever was before."""
@@ -66,6 +67,13 @@ class Health(NamedTuple):
     distance to their mean. 0.01 is a codebook that hardly moves. nan the first time, and where all codes are alike."""
     tokens: int
     """Tokens that usage, perplexity and dead codes rest on: those of the last 1 / (1 - decay) updates."""
+    stray_codes: int = 0
+    """Codes that are not finite, or dead and far outside the data (`stray`)."""
+    advice: str = ""
+    """Which codes are stray, and what to do; empty where none is."""
+
+
+FIGURES = 6  # the fields above that are numbers: what `health_figures` gives
 
 
 def used_lately(idle_K: Tensor, decay: float) -> Tensor:
@@ -77,6 +85,23 @@ def chosen_by_hits(hits_K: Tensor, decay: float) -> Tensor:
     """Which codes were chosen lately, as well as `hits` alone can tell, bool [K]: for states without `idle`."""
     once = (1 - decay) * decay ** (1 / (1 - decay))
     return hits_K > once * (1 - 1e-3) if decay else hits_K > 0
+
+
+def stray(codes_KD: Tensor, used_K: Tensor) -> Tensor:
+    """Which codes are not finite, or not used and far outside the data, bool [K].
+
+    The data is where the used codes are: far outside is STRAY times as far from their mean as they are themselves (root
+    mean square; where only one is used, as it is from the origin).
+    """
+    finite_K = codes_KD.isfinite().all(1)
+    codes_KD = torch.where(finite_K[:, None], codes_KD, 0).double()  # whose squares do not overflow
+    used_K1 = (used_K & finite_K)[:, None]
+    number = used_K1.sum()
+    mean_D = (codes_KD * used_K1).sum(0) / number.clamp(min=1)
+    square_K = (codes_KD - mean_D).square().sum(1)
+    spread = torch.where(number > 1, (square_K * used_K1[:, 0]).sum() / number.clamp(min=1), mean_D.square().sum())
+    far_K = ~used_K & (square_K > STRAY**2 * spread) & (spread > 0)
+    return ~finite_K | far_K
 
 
 def drift(codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
@@ -91,7 +116,7 @@ def drift(codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def health_figures(hits_K: Tensor, idle_K: Tensor, decay: float, codes_KD: Tensor, before_KD: Tensor | None) -> Tensor:
-    """The figures of one codebook, float32 [5] on its device, in the order of `Health`."""
+    """The figures of one codebook, float32 [FIGURES] on its device, in the order of `Health`."""
     used_K = used_lately(idle_K, decay)
     return torch.stack(
         [
@@ -100,21 +125,22 @@ def health_figures(hits_K: Tensor, idle_K: Tensor, decay: float, codes_KD: Tenso
             (~used_K).sum().float(),
             drift(codes_KD, before_KD),
             hits_K.sum().float() / (1 - decay),
+            stray(codes_KD, used_K).sum().float(),
         ]
     )
 
 
 def health_of_all(several: Sequence[Tensor]) -> Tensor:
-    """The figures of several codebooks as those of one, float32 [5]."""
-    stacked_B5 = torch.stack(list(several))
-    means_5, dead = stacked_B5.mean(0), stacked_B5[:, 2].sum(0, keepdim=True)
-    return torch.cat([means_5[:2], dead, means_5[3:]])
+    """The figures of several codebooks as those of one, float32 [FIGURES]."""
+    stacked_BF = torch.stack(list(several))
+    means_F, sums_F = stacked_BF.mean(0), stacked_BF.sum(0)
+    return torch.cat([means_F[:2], sums_F[2:3], means_F[3:5], sums_F[5:]])
 
 
 def as_health(values: Sequence[float]) -> Health:
     """Figures that have arrived on the host."""
-    share, perplexed, dead, moved, tokens = values
-    return Health(share, perplexed, round(dead), moved, round(tokens))
+    share, perplexed, dead, moved, tokens, strays = values
+    return Health(share, perplexed, round(dead), moved, round(tokens), round(strays))
 
 
 # Order of the map

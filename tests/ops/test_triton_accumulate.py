@@ -72,7 +72,7 @@ def test_accumulate_adds_half_precision_up_in_float32(dtype):
 
 def test_accumulate_in_fixed_point():
     x, index = noise(200, 70) * 1e4, torch.arange(200) % 5 - 1
-    x[0] = NAN  # left out
+    x[0], x[5] = NAN, 1e30  # left out: their index is -1
     for deterministic in (True, False):
         sums, counts = kernel_accumulate(x, index, 4, deterministic)
         exact_sums, exact_counts = accumulate_reference(x.double(), index, 4)

@@ -89,6 +89,8 @@ def test_what_is_far_from_all_others_is_left_out_as_on_the_cpu(n, k, d, dtype, l
     assert torch.equal(got.counts_K, plain.counts_K)
     torch.testing.assert_close(got.sums_KD, plain.sums_KD, rtol=1e-5, atol=1e-5)
     assert got.error.item() == pytest.approx(plain.error.item(), rel=1e-4)
+    fixed = quantize_triton(x.to(DEVICE), codes.to(DEVICE), None, "euclidean", "exact", True, True, deterministic=True)
+    torch.testing.assert_close(fixed[3].cpu(), plain.sums_KD, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("metric", METRICS)

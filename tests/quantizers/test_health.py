@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from topovq import GradientVQ, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
-from topovq.metrics import Health, drift, health_figures, perplexity, used_lately
+from topovq.metrics import FIGURES, Health, drift, health_figures, perplexity, used_lately
 
 
 def four_codes(**options: object) -> KohonenVQ:
@@ -221,4 +221,4 @@ def test_reading_waits_for_no_device(kind: str) -> None:
         vq = every_kind()[kind]
         vq(torch.randn(32, 4))
         vq.read_health()
-        assert vq.read_health().shape == (5,)
+        assert vq.read_health().shape == (FIGURES,)

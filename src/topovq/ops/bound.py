@@ -6,7 +6,8 @@ that are too large. In training it must also be at most FAR times as long as the
     the length that a quarter of the batch's vectors exceed, and
     the longest code.
 Both are sought among SAMPLE vectors and codes (search.py), without vectors of zeros, which padding is. So a batch whose
-vectors are all far away is learned from, and a vector that is far from all others is not.
+vectors are all far away is learned from, and a vector that is far from all others is not. A batch of one vector has no
+others (`alone`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ def counted(x_ND: Tensor, codes_KD: Tensor | None, learns: bool) -> Tensor:
     length_N = lengths(x_ND.detach())
     limit = limit_of(length_N, codes_KD) if learns and x_ND.shape[0] else largest(length_N.dtype)
     return length_N <= limit  # false for NaN
+
+
+def alone(x_1D: Tensor, codes_KD: Tensor, settled: Tensor) -> tuple[Tensor, Tensor]:
+    """(whether a batch's only vector may be learned from, bool [1]; whether its length alone forbids it, int64, 0-dim).
+
+    There are no others to compare it with. The longest code stands in for them, once codes are `settled` (bool, 0-dim).
+    """
+    length_1 = lengths(x_1D.detach())
+    near_1 = ~settled | (length_1 <= FAR * _finite(lengths(codes_KD.detach())).amax())
+    return near_1, (~near_1 & (length_1 <= largest(length_1.dtype))).sum()
 
 
 def limit_of(length_N: Tensor, codes_KD: Tensor | None) -> Tensor:

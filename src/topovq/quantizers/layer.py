@@ -191,6 +191,7 @@ class Layer(Layout, Quantizer):
         if book.unit_length:
             x_ND = nn.functional.normalize(x_ND, dim=1)
         turn = book.begin(x_ND, keep_N, self.training and not ask.frozen)
+        keep_N = turn.keep_N
         stats = turn.moves or (turn.learns and isinstance(book.codes, nn.Parameter))
         index_N = ask.chosen
         if index_N is None and ask.temperature > 0:

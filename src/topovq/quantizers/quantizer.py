@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
 from topovq.metrics import Health, as_health, health_of_all
+from topovq.quantizers.repair import advice, repair
 
 
 class Quantizer(nn.Module):
@@ -103,13 +104,20 @@ class Quantizer(nn.Module):
         return torch.stack([book.usage() for book in self.books()]).mean()
 
     def read_health(self) -> Tensor:
-        """The figures of `health()`, float32 [5] on the device: for those who cannot wait for it."""
+        """The figures of `health()`, float32 [6] on the device: for those who cannot wait for it."""
         return health_of_all([book.read_health() for book in self.books()])
 
     def health(self) -> Health:
         """Usage, perplexity, dead codes (not chosen in the last 1/(1 - decay) updates) and drift: how far the codes
-        moved since this was last asked, in units of their spread (nan the first time). Waits for the device."""
-        return as_health(self.read_health().tolist())
+        moved since this was last asked, in units of their spread (nan the first time). `advice` names codes that are
+        not finite or far outside the data, and says what to do. Waits for the device."""
+        health = as_health(self.read_health().tolist())
+        return health._replace(advice=advice(self.books())) if health.stray_codes else health
+
+    def repair(self) -> int:
+        """Put codes that are not finite or far outside the data (`health().advice` names them) between their neighbors
+        on the map; how many there were. Waits for the device."""
+        return sum(repair(book) for book in self.books())
 
     @property
     def skipped(self) -> Tensor:

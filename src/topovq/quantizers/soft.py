@@ -69,7 +69,7 @@ class SoftKohonenVQ(KohonenVQ):
             turn = book.begin(x_ND, keep_N, not ask.frozen)
             codes_KD = snapshot(turn.codes_KD)
             counted_N = counted(x_ND, codes_KD, turn.learns)
-            valid_N = counted_N if keep_N is None else counted_N & keep_N
+            valid_N = counted_N if turn.keep_N is None else counted_N & turn.keep_N
             scale = 1 / (self.temperature(turn.step) * self.codebook_dim)
             index_N = book.search(x_ND, codes_KD)
             x_safe = torch.where(valid_N[:, None], x_ND.to(book.codes.dtype), 0)

@@ -163,7 +163,7 @@ def test_a_collapsed_run_warns_and_a_healthy_one_does_not(
 
 
 def test_reading_has_each_level_and_all_of_them() -> None:
-    top, bottom = [0.5, 4.0, 8.0, 0.1, 100.0, 3.0], [1.0, 8.0, 0.0, 0.3, 400.0, 4.0]
+    top, bottom = [0.5, 4.0, 8.0, 0.1, 100.0, 2.0, 3.0], [1.0, 8.0, 0.0, 0.3, 400.0, 1.0, 4.0]
     reading = Reading(torch.tensor([6.0, 4.0, 2.0, *top, *bottom]))
     values = reading.values()
     assert values == pytest.approx(
@@ -180,7 +180,7 @@ def test_reading_has_each_level_and_all_of_them() -> None:
             "usage_1": 1,
         }
     )
-    assert [level.tokens for level in reading.levels()] == [100, 400]
+    assert [(level.tokens, level.stray_codes) for level in reading.levels()] == [(100, 2), (400, 1)]
 
 
 FIGURES = {

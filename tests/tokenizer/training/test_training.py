@@ -278,7 +278,7 @@ def test_a_nan_loss_and_skipped_vectors_are_warned_of(
     train(tiny_config(tmp_path / "run"), source=source)
     output = capsys.readouterr().out
     assert output.count("the loss is nan at step 2") == 1
-    assert "vectors with NaN or infinity left out" in output
+    assert "vectors left out of the codebook: NaN, infinity" in output
     lines = [json.loads(line) for line in (tmp_path / "run" / "record.jsonl").read_text().splitlines()]
     assert lines[1]["loss"] is None
     assert lines[1]["skipped"] == 4 * 8 * 16  # steps x images x tokens

@@ -162,7 +162,7 @@ def accumulate_triton(
 ) -> tuple[Tensor, Tensor]:
     """(sums [K, D], counts [K]), float32."""
     n, d = x_ND.shape
-    stats = Stats(x_ND, num_codes, deterministic)
+    stats = Stats(torch.where(index_N[:, None] < 0, 0, x_ND) if deterministic else x_ND, num_codes, deterministic)
     if n:
         block_d = min(64, power_of_2(d))
         with on_device(x_ND):

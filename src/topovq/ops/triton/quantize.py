@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from topovq.ops.bound import largest, lengths, limit_of
 from topovq.ops.triton.accumulate import Errors, Stats, add_counts, add_rows, cdiv, on_device, power_of_2
 from topovq.ops.triton.search import nearest_triton
 
@@ -66,7 +67,9 @@ def quantize_triton(
     valid_N = torch.empty(n, dtype=torch.int8, device=device)
     skipped = (torch.empty if n else torch.zeros)((), dtype=torch.int64, device=device)
     codes_KD = codes_KD.contiguous()
-    gathered = Stats(x_ND, k if stats else 0, deterministic, later=stats)
+    # The unit of deterministic sums is a share of the largest number: one that is left out must not set it.
+    within_ND = x_ND if not (deterministic and n) else x_ND.clamp(*_most(x_ND, codes_KD, learns))
+    gathered = Stats(within_ND, k if stats else 0, deterministic, later=stats)
     kept_KD = torch.empty(k if keep_codes else 0, d, dtype=torch.float32, device=device)
     row_of_N = torch.empty(n if keep_codes else 0, dtype=torch.int16, device=device)
     index_N = nearest_triton(
@@ -93,6 +96,14 @@ def quantize_triton(
     sums_KD, counts_K = gathered.total(errors)
     valid = valid_N.view(torch.bool)
     return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid, errors.share, kept_KD, row_of_N
+
+
+def _most(x_ND: Tensor, codes_KD: Tensor, learns: bool) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest number that a vector which counts may hold, and a little more (ops/bound.py)."""
+    length_N = lengths(x_ND)
+    most = limit_of(length_N, codes_KD) if learns else length_N.new_full((), largest(length_N.dtype))
+    most = (1.01 * most).to(x_ND.dtype)
+    return -most, most
 
 
 @triton.jit

@@ -126,7 +126,8 @@ class Reporter:
         if figures["skipped"] > self.skipped:
             new = figures["skipped"] - self.skipped
             self.say(
-                f"[bold red]warning:[/] step {step}: {new:,.0f} vectors with NaN or infinity left out of the codebook"
+                f"[bold red]warning:[/] step {step}: {new:,.0f} vectors left out of the codebook: NaN, infinity, or "
+                "far from all others"
             )
             self.skipped = figures["skipped"]
         warning = self.watch.look(step, levels) if self.watch is not None else None

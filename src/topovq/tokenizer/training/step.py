@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from topovq.distributed import World
-from topovq.metrics import Health, as_health
+from topovq.metrics import FIGURES, Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
 from topovq.tokenizer.training.feed import Feed
 
@@ -231,7 +231,7 @@ class Reading:
         if self.arrived is not None:
             self.arrived.synchronize()
         figures = self.host.tolist()
-        width = len(Health._fields) + 1
+        width = FIGURES + 1
         return figures[:3], [figures[first : first + width] for first in range(3, len(figures), width)]
 
 
