@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: processes are forked, and threads do not survive that
+# Before torch, since processes are forked, and threads do not survive that
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before pyarrow, whose own pools take addresses by the gigabyte, and memory is limited here
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 from campaign.explorer import attack_explorer
 from campaign.files import attack_files

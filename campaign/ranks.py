@@ -17,7 +17,7 @@ from campaign.apart import apart, end_of, must, start
 from campaign.outcomes import Row
 from campaign.targets import digest, encode, enter, tokens_of
 
-STEPS = 40
+STEPS = 24
 WORLDS = (2, 4)
 
 
