@@ -71,6 +71,8 @@ def test_the_id_of_a_model_is_the_digest_of_its_weights(saved: Path) -> None:
     [
         ({"mean": "left out"}, "has mean=None: expected the pixel statistics"),
         ({"std": [1, 1, float("nan")]}, "has std=.*nan"),
+        ({"mean": [1, 1, True]}, r"has mean=\[1, 1, True\]"),
+        ({"image_size": 100_000}, "image_size=100000 must be a whole number of at most 9,459"),
         ({"hiden": 16}, "'hiden', which is no argument of VQVAE"),
         ({"hidden": "x"}, "does not describe a module"),
         ({"hidden": 10**30}, "does not describe a module"),
@@ -91,7 +93,7 @@ def test_a_configuration_that_cannot_be_is_refused_by_name(saved: Path, values: 
 
 
 def test_sizes_are_looked_at_before_memory_is_spent(saved: Path, run_with_gauge) -> None:
-    change(saved, codebook_size=200_000_000, hidden=20_000, residual_hidden=20_000, image_size=2**20)
+    change(saved, codebook_size=200_000_000, hidden=20_000, residual_hidden=20_000, image_size=4096)
     change_weights(saved)  # some gigabytes, if they were built
     run_with_gauge(f"""
         from topovq.tokenizer.models import load_pretrained, outline

@@ -171,7 +171,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def read_manifest(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The manifest of `folder`, after the files `names` were compared with it; {} where it has none, as before 0.3.
+    """The manifest of `folder`, after the files `names` were compared with it; {} where it has none.
 
     Raises DamagedFile where a file differs.
     """

@@ -1,6 +1,6 @@
 """An estimator as one safetensors file: arrays as tensors, the rest as JSON in the header; never pickle.
 
-The header has the SHA-256 of all of it. Files of before 0.3 have none, and are looked at as well as can be.
+The header has the SHA-256 of all of it. Older files have none, and are looked at as well as can be.
 """
 
 from __future__ import annotations

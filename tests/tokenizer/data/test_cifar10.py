@@ -174,3 +174,16 @@ def test_source(tmp_path, monkeypatch):
         assert torch.equal(next(batches), source.resident()[source.indices(i, 12, 5)])
     assert source.describe()["train_images"] == int(trains.sum())
     assert (source.mean, source.std) == ((125.31, 122.95, 113.87), (62.99, 62.09, 66.70))
+
+
+def test_a_damaged_cache_is_named(cache, monkeypatch):
+    fake.accept(monkeypatch, fake.write_archive(cache))
+    load_cifar10()
+    whole = (cache / cifar10.CACHED).read_bytes()
+    (cache / cifar10.CACHED).write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"cifar10\.safetensors is damaged \(.*delete it"):
+        load_cifar10()
+    (cache / cifar10.CACHED).write_bytes(whole)
+    monkeypatch.setattr(copies, "IMAGES", {"train": 50_000, "test": 10_000})
+    with pytest.raises(DataError, match=r"does not hold the 50,000 train images; delete it"):
+        load_cifar10()

@@ -17,7 +17,7 @@ from test_training import Stopping, losses, weights
 from tiny import TinySource, tiny_config
 
 from topovq.storage import DamagedFile
-from topovq.tokenizer.training import Diverged, info, load_run, read_record, train
+from topovq.tokenizer.training import Diverged, evaluate, info, load_run, read_record, train
 from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint
 from topovq.tokenizer.training.step import make_optimizer
 
@@ -251,3 +251,11 @@ def test_a_run_whose_weights_are_lost_stops(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="at step 1: "):  # none is written that could not be loaded
         train(tiny_config(tmp_path / "saved", checkpoint_every=1, **options), source=TinySource(), quiet=True)
     assert not checkpoints(tmp_path / "saved")
+
+
+def test_a_record_that_names_no_data_says_so(run: Path) -> None:
+    lines = read_record(run / "record.jsonl")
+    del lines[0]["data"]
+    (run / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match="the record names no data set: data=None"):
+        evaluate(run)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from topovq.storage import atomic_file
@@ -71,7 +72,15 @@ def load_cifar10(path: PathLike | None = None) -> dict[str, torch.Tensor]:
                 with atomic_file(cached) as temporary:
                     save_file(tensors, temporary)
                     temporary.chmod(0o644)  # safetensors makes private files; a cache may be shared
-    return load_file(cached)
+    try:
+        tensors = load_file(cached)
+    except SafetensorError as error:
+        raise DataError(f"{cached} is damaged ({error}); delete it, and it is made again") from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for side, number in copies.IMAGES.items():
+        if (shapes.get(f"{side}_images"), shapes.get(f"{side}_labels")) != ((number, 3, 32, 32), (number,)):
+            raise DataError(f"{cached} does not hold the {number:,} {side} images; delete it, and it is made again")
+    return tensors
 
 
 def _fetch(folder: Path) -> dict[str, torch.Tensor]:

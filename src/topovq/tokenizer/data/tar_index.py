@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def scan_tar(path: str) -> TarIndex:
         expected = 0  # where the next header should be
         found = _after_zeros(raw, 0)  # where there is something; tarfile would look for it a block at a time
         try:
-            headers = _Headers(file)
+            headers = cast(BinaryIO, _Headers(file))
             headers.seek(found)
             with tarfile.open(fileobj=headers, mode="r:", ignore_zeros=True) as tar:
                 while (member := tar.next()) is not None:

@@ -26,6 +26,7 @@ from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_
 
 Tokens = Tensor | tuple[Tensor, ...]
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+LARGEST = 9_459  # side of the images of a model that is loaded: larger ones are not decoded (data/decode.py)
 
 
 class Output(NamedTuple):
@@ -189,8 +190,10 @@ class Tokenizer(nn.Module, HubModule):
         config = {name: value for name, value in config.items() if name != "model"}
         for name in ("mean", "std"):
             values = config.get(name)
-            if not isinstance(values, list) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+            if not isinstance(values, list) or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
                 raise ValueError(f"{path} has {name}={values!r}: expected the pixel statistics, a number a channel")
+        if type(size := config.get("image_size", 0)) is not int or size > LARGEST:
+            raise ValueError(f"{path}: image_size={size!r} must be a whole number of at most {LARGEST:,}")
         if not isinstance(config.get("quantizer_options") or {}, dict):
             raise ValueError(f"{path}: quantizer_options={config['quantizer_options']!r} must be an object, {{...}}")
         return super()._check_config(config, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,18 @@ def evaluate(
     model = load_run(run)
     workers = None
     if data is None:
-        config = read_record(Path(run) / RECORD_FILE)[0]
-        data, stored, workers = config["data"], config["data_path"], config["workers"]
-        data_path = data_path or (Path(stored) if stored else None)
+        data, stored, workers = data_of(read_record(Path(run) / RECORD_FILE)[0])
+        data_path = data_path or stored
     with join_world(device) as world, open_data(data, data_path, model.image_size, workers) as source:
         return validate(model.to(world.device), source, batch_size, world)
+
+
+def data_of(config: Mapping[str, Any]) -> tuple[str, Path | None, int | None]:
+    """What a record's first line tells of the data: its name, where it lies, and how many processes decode it."""
+    data, path, workers = (config.get(name) for name in ("data", "data_path", "workers"))
+    if not isinstance(data, str) or not isinstance(path, str | None) or not isinstance(workers, int | None):
+        raise ValueError(f"the record names no data set: data={data!r}, data_path={path!r}, workers={workers!r}")
+    return data, Path(path) if path else None, workers
 
 
 def info(run: str | Path) -> dict[str, Any]:

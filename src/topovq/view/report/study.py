@@ -16,6 +16,7 @@ from topovq.tokenizer.data import photo_crops
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training import load_run, open_data, read_record
 from topovq.tokenizer.training.record import RECORD_FILE
+from topovq.tokenizer.training.runs import data_of
 
 LOOKED_AT = 256  # validation images that hits are counted over
 
@@ -85,11 +86,11 @@ def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: i
     if config is None:
         reason = "the folder holds a model without a record, so its own images are not known"
     else:
-        stored = config["data_path"]
         try:
-            with open_data(config["data"], Path(stored) if stored else None, model.image_size, 0) as source:
+            data, path, _ = data_of(config)
+            with open_data(data, path, model.image_size, 0) as source:
                 images = next(iter(source.validation(limit)))[:limit].clone()
-            return with_channels(images, model), f"validation images of {config['data']}"
+            return with_channels(images, model), f"validation images of {data}"
         except (OSError, ValueError) as error:
             reason = f"its own data set could not be opened: {error}"
     photographs = photo_crops(min(limit, 64), model.image_size, held_out=True)
