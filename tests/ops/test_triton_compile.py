@@ -106,7 +106,7 @@ for k, d, precision in (
     how |= {"DP": d, "DC": 64, "BLOCK_K": tiles.block_k, "stride_d": 1}
     build(search._which_kernel, how, found_ptr="*i64", out_ptr="*i64")
     how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True,
-           "KEPT": k <= 2048, "LEARNS": True, "SOME": 32, "stride_d": 1}
+           "KEPT": k <= 2048, "LEARNS": precision == "exact", "SOME": 32, "stride_d": 1}
     build(codes._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
     how = {"KEPT": k <= 2048, "STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
     build(quantize._gather_kernel, how, row_ptr="*i16")
