@@ -103,10 +103,12 @@ def start(work: Callable[[], Any], **variables: str) -> int:
 def end_of(child: int, seconds: float) -> int | None:
     """The exit code of a process, negative where a signal ended it; None where it had to be killed after `seconds`."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -49,6 +49,7 @@ def attack_explorer(requests: int, seed: int, folder: Path) -> Iterator[Row]:
     server = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT, env=environment)
     try:
         address = _address(folder / "log", server)
+        load = os.getloadavg()[0]  # what else the machine has to do
         warm = requests // 4 + 20
         _phase(address, warm, seed + 1)
         before = resident(server.pid)
@@ -56,7 +57,7 @@ def attack_explorer(requests: int, seed: int, folder: Path) -> Iterator[Row]:
         time.sleep(1)
         grown = (resident(server.pid) - before) / 2**20
         for row in rows:
-            row.figures["grown_mib"] = grown
+            row.figures |= {"grown_mib": grown, "load": load}
         log = (folder / "log").read_text()
         if "Traceback" in log:
             rows[1].add("traceback", log[log.index("Traceback") :][:2000])

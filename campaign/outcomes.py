@@ -65,7 +65,7 @@ def commit() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True).stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "--", "..", ":!../*.csv"))
+    return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain"))
 
 
 def hardware() -> str:

@@ -71,18 +71,18 @@ def encode_share() -> None:
 
 
 def _one_killed(world: int, folder: Path, expected: str, rng: Random) -> str:
-    """Kill a rank at a random step: the others end too, and all of them together go on as if nothing had been."""
+    """Kill a rank at a random step, and the others as torchrun does; all of them then go on as if nothing had been."""
     shutil.rmtree(folder / "lost", ignore_errors=True)
-    codes = together(world, lambda: train("lost"), folder, lambda pids: _kill_one(pids, folder / "lost", rng))
-    if None in codes:
-        return "hang"
-    if together(world, lambda: train("lost"), folder) != [0] * world:
-        return "traceback"
+    together(world, lambda: train("lost"), folder, lambda pids: _kill_one(pids, folder / "lost", rng))
+    codes = together(world, lambda: train("lost"), folder)
+    if codes != [0] * world:
+        return "hang" if None in codes else "traceback"
     return "right" if digest(folder / "lost" / "model.safetensors") == expected else "silent"
 
 
 def _kill_one(pids: list[int], run: Path, rng: Random) -> None:
-    """Wait for the first checkpoint and some more, kill one, and tell the others to stop, as torchrun does."""
+    """Wait for the first checkpoint and some more, kill one, and tell the others to stop, as torchrun does. gloo may
+    wait for the lost one all the same: such processes are killed after a while, by torchrun as by `together`."""
     deadline = time.monotonic() + 60
     while not any((run / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -96,7 +96,7 @@ def _kill_one(pids: list[int], run: Path, rng: Random) -> None:
 def together(
     world: int, work: Callable[[], Any], folder: Path, meanwhile: Callable[[list[int]], None] | None = None
 ) -> list[int | None]:
-    """The exit codes of `world` processes that do `work` as torchrun would have them do it; None: it did not end."""
+    """The exit codes of `world` processes that do `work` as under torchrun; None: one had to be killed."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
@@ -106,4 +106,5 @@ def together(
         pids.append(start(lambda: (enter(folder), work()), **variables))
     if meanwhile is not None:
         meanwhile(pids)
-    return [end_of(pid, 60 if meanwhile is None else 10) for pid in pids]
+    deadline = time.monotonic() + (60 if meanwhile is None else 5)
+    return [end_of(pid, deadline - time.monotonic()) for pid in pids]

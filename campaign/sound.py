@@ -2,7 +2,7 @@
 
 images/             four kinds of image file
 run/                a finished run, and `unfinished/`, the same one as a kill after step 4 of 6 leaves it
-*-before/           the same two without manifests, as versions before 0.3 wrote them
+*-before/           the same two without manifests, as 0.2 wrote them
 shards/, cache/     a tar file, and the index of it that is kept
 tokens.parquet, tokens.npz, map.safetensors, quantizer/
 """
