@@ -117,7 +117,7 @@ def test_files_are_compared_with_their_manifest(tmp_path):
     assert read_manifest(tmp_path, ["a.txt", "b.txt"])["sha256"]["a.txt"] == sha256(tmp_path / "a.txt")
     (tmp_path / "a.txt").write_bytes(b"onf")
     assert read_manifest(tmp_path, ["b.txt"])
-    with pytest.raises(DamagedFile, match=r"a\.txt is damaged or was changed: its SHA-256 is"):
+    with pytest.raises(DamagedFile, match=r"a\.txt is damaged or was changed: its SHA-256, \w{12}\.\.\., is not"):
         read_manifest(tmp_path, ["a.txt", "b.txt"])
     (tmp_path / "a.txt").unlink()
     with pytest.raises(DamagedFile, match=r"a\.txt is missing"):

@@ -188,8 +188,8 @@ def read_manifest(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         found = sha256(folder / name)
         if found != digests[name]:
             raise DamagedFile(
-                f"{folder / name} is damaged or was changed: its SHA-256 is {found}, and {MANIFEST} has "
-                f"{digests[name]!r}. If you changed it yourself, delete {path}"
+                f"{folder / name} is damaged or was changed: its SHA-256, {found[:12]}..., is not the one in "
+                f"{MANIFEST}. If you changed it yourself, delete {path}"
             )
     return told
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from topovq.tokenizer.models import VQVAE
+from topovq.tokenizer.thrift import parse
 from topovq.tokenizer.tokenfile import model_of, open_writer, read_tokens
 from topovq.tokenizer.tokens import decode
 
@@ -156,7 +157,8 @@ ROWS: list[Any] = TOKENS.view(6, -1).tolist()
     [
         ({"rows": [ROWS[0][:60], ROWS[1] + ROWS[1][:4], *ROWS[2:]]}, "images whose tokens are not the 64"),
         ({"rows": [[*ROWS[0][:-1], None], *ROWS[1:]]}, "images whose tokens are not the 64"),
-        ({"rows": [None, *ROWS[1:]]}, "images whose tokens are not the 64"),
+        ({"rows": [None, *ROWS[1:]]}, "has 321 values of tokens; its shape says 384"),
+        ({"rows": [*ROWS[:5], [0] * 10**6]}, "has 1,000,320 values of tokens; its shape says 384"),
         ({"kind": pyarrow.float32()}, "has tokens of type list<.*float>; expected lists of whole numbers"),
         ({"kind": pyarrow.bool_(), "rows": [[v > 3 for v in row] for row in ROWS]}, "has tokens of type list<.*bool>"),
         (
@@ -167,7 +169,7 @@ ROWS: list[Any] = TOKENS.view(6, -1).tolist()
         ({"image": pyarrow.array([None, *NAMES[1:]])}, "has an image without a name"),
         ({"image": None}, "has the columns tokens; expected image, tokens"),
         ({"more": pyarrow.array(range(6))}, "has the columns image, tokens, more"),
-        ({"shape": [8, 9]}, "images whose tokens are not the 72"),
+        ({"shape": [8, 9]}, "has 384 values of tokens; its shape says 432"),
         ({"shape": [-1]}, "its metadata names the shapes"),
         ({"shape": [8.0, 8]}, "its metadata names the shapes"),
         ({"shape": "x"}, "its metadata names the shapes"),
@@ -193,6 +195,19 @@ def test_pages_have_checksums_and_files_without_them_are_read(written: Callable[
         read(path)
     as_parquet(tmp_path / "old.parquet")
     assert torch.equal(read(tmp_path / "old.parquet")[1], TOKENS)
+
+
+def test_a_footer_is_read_as_arrow_reads_it(tmp_path: Path) -> None:
+    as_parquet(tmp_path / "t.parquet")
+    data, told = (tmp_path / "t.parquet").read_bytes(), parquet.ParquetFile(tmp_path / "t.parquet").metadata
+    footer = parse(data[-8 - int.from_bytes(data[-8:-4], "little") : -8])
+    assert footer[3] == told.num_rows == 6
+    (group,) = footer[4]
+    columns = [told.row_group(0).column(place) for place in range(2)]
+    assert [column[3][5] for column in group[1]] == [column.num_values for column in columns] == [6, 384]
+    for bad in (b"", b"\x19", b"\x1c" * 100, b"\x15" + b"\xff" * 20, b"\x1f", b"\x19\xfc" + b"\xff" * 8 + b"\x7f"):
+        with pytest.raises(ValueError, match="its footer"):
+            parse(bad)
 
 
 # What is made of them

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from topovq.missing import MissingExtra
 from topovq.storage import DamagedFile
+from topovq.tokenizer.thrift import parse
 from topovq.tokenizer.token_npz import CHUNK, Batch, column_names, rows_at_once
 
 ROWS = 4096  # of a row group, and of what is held in memory
 SEAL = b"topovq sha256 "
+# Fields of a footer, by their numbers in the format's definition (parquet.thrift).
+ROW_GROUPS, COLUMNS, GROUP_ROWS, METADATA, NAME, VALUES = 4, 1, 3, 3, 3, 5
 
 
 def _pyarrow() -> Any:
@@ -152,7 +155,8 @@ def read_parquet(path: Path, batch_size: int) -> Iterator[Batch]:
     named = ["image"] * ("image" in schema.names)
     with arrow.parquet.ParquetFile(path, page_checksum_verification=True, read_dictionary=named) as file:
         shapes = _told_shapes(file.schema_arrow.metadata or {})
-        _check_parquet(arrow, file.schema_arrow, shapes)
+        _check_types(arrow, file.schema_arrow, shapes)
+        _check_numbers(path, shapes)
         rows = 0
         for batch in file.iter_batches(rows_at_once(list(shapes.values()), batch_size), columns=["image", *shapes]):
             names = batch.column("image")
@@ -192,7 +196,7 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and 0 < len(value) < 8 and all(type(n) is int and 0 < n < 1 << 31 for n in value)
 
 
-def _check_parquet(arrow: Any, schema: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_types(arrow: Any, schema: Any, shapes: dict[str, tuple[int, ...]]) -> None:
     """Refuse columns of other types."""
     types, found = arrow.types, schema.names
     if sorted(found) != sorted(["image", *shapes]):
@@ -203,3 +207,19 @@ def _check_parquet(arrow: Any, schema: Any, shapes: dict[str, tuple[int, ...]]) 
         kind = schema.field(column).type
         if not types.is_list(kind) or not types.is_integer(kind.value_type):
             raise DamagedFile(f"has {column} of type {kind}; expected lists of whole numbers")
+
+
+def _check_numbers(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse row groups with more or fewer tokens than the shapes ask for: a run of one token takes a few bytes here,
+    and as many as it likes in memory."""
+    with open(path, "rb") as file:
+        size = file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(size - length)
+        footer = parse(file.read(length))
+    for group in footer[ROW_GROUPS]:
+        for column in group[COLUMNS]:
+            name, values = column[METADATA][NAME][0].decode(), column[METADATA][VALUES]
+            expected = group[GROUP_ROWS] * math.prod(shapes.get(name, ()))
+            if values != expected:
+                raise DamagedFile(f"has {values:,} values of {name}; its shape says {expected:,}")
