@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -133,6 +133,10 @@ class Codebook(CodebookState):
         self.recall = Recall()
         # The codes when their health was last read. No buffer: it is nobody's state but this process's.
         self.codes_read: Tensor | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # of torch
+        self.__dict__.setdefault("recall", Recall())  # a layer that was pickled before there was one
 
     # A batch's turn: what every quantizer does before and after its search
 

@@ -23,9 +23,10 @@ def quantize_as(
 
         return Choice(*quantize_exported(x_ND, codes_KD.detach(), index_N, keep_N))
     with torch.autocast(x_ND.device.type, enabled=False):
-        counted_N = counted(x_ND, held(codes_KD) if stats else codes_KD, learns)
+        codes_KD = held(codes_KD) if stats else codes_KD.detach()  # with statistics, an update follows
+        counted_N = counted(x_ND, codes_KD, learns)
         valid_N = counted_N if keep_N is None else counted_N & keep_N
-        rows_ND = (held(codes_KD) if stats else codes_KD.detach())[index_N]  # with statistics, an update follows
+        rows_ND = codes_KD[index_N]
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
         share = 1 / (valid_N.sum() * x_ND.shape[1]).clamp(min=1).to(dtype)
         error = torch.where(valid_N[:, None], x_ND.to(dtype) - rows_ND, 0).square().sum() * share
