@@ -13,7 +13,7 @@ from campaign import hostile, sound
 from campaign.apart import Ended, apart, must
 from campaign.mutate import BYTES, PLACES
 from campaign.outcomes import Row
-from campaign.targets import Attack, Target, all_targets, enter
+from campaign.targets import Attack, Target, all_targets, enter, noted
 
 
 class Field:
@@ -102,6 +102,10 @@ def classify(ended: Ended, attack: Attack, expected: Any, case: Path) -> str:
     if ended.code == 0 or "Traceback" in ended.text:
         return "traceback"
     said = [line for line in ended.text.splitlines() if not line.startswith(("note:", "skipped "))]
+    if attack.target.judge is noted and noted(
+        attack, None, None, ended.text
+    ):  # nothing could tell which file was to blame
+        names.add("")
     return "refused" if len(said) == 1 and is_clear(said[0], names) else "unclear"
 
 

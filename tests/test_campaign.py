@@ -56,7 +56,7 @@ ENDS: dict[str, Any] = {
     "refused": lambda: exits("topovq: a/t.npz is damaged"),
     "unclear": lambda: exits("topovq: it is damaged"),
     "traceback": boom,
-    "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "crash": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": lambda: time.sleep(60),
     "memory": lambda: bytearray(2 * MEMORY),
 }
