@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from topovq.tokenizer.training.record import Record, environment, read_record
+from topovq.tokenizer.training.record import Record, environment, finite, read_record
 
 
 @pytest.fixture
@@ -46,6 +46,11 @@ def test_a_record_that_cannot_be_started_is_not_there(tmp_path: Path, monkeypatc
 def test_a_number_that_is_none_becomes_null(record: Record) -> None:
     record.append("validation", step=40, loss=float("nan"))
     assert json.loads(record.path.read_text().splitlines()[-1])["loss"] is None
+
+
+def test_numbers_that_are_none_become_null_at_any_depth() -> None:
+    figures = {"loss": float("nan"), "more": {"psnr": float("inf"), "usage": [0.5, float("nan")]}, "images": 3}
+    assert finite(figures) == {"loss": None, "more": {"psnr": None, "usage": [0.5, None]}, "images": 3}
 
 
 def test_a_half_written_last_line_is_left_out(record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -19,8 +20,9 @@ def ending_signals() -> list[signal.Signals]:
 def leave_lost_terminal() -> None:
     """Where the terminal was closed, have what is still printed go nowhere: it would be an error."""
     for stream in (1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        with contextlib.suppress(OSError):  # it may be closed
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 class Interrupted(Exception):
