@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs wheel clean
+.PHONY: demo test docs wheel campaign audit clean
 
 demo: .venv/.ready-run
 	$(BIN)/python -m topovq demo
@@ -16,6 +16,15 @@ test: .venv/.ready-test
 docs: .venv/.ready-docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build
 	@echo "The pages: docs/_build/index.html"
+
+# Attacks, for an hour or so: damaged files, kills, lost ranks, hostile requests. `CASES=1000` has it done in minutes.
+campaign: .venv/.ready-test
+	$(BIN)/python -m campaign --cases $(or $(CASES),10000) --seed $(or $(SEED),0) --out campaign.csv
+
+# Known advisories on what is installed; needs the network
+audit: .venv/.ready-test
+	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --skip-editable
 
 wheel: .venv/.ready-test
 	rm -rf dist

@@ -13,6 +13,7 @@ from topovq.storage import (
     append,
     atomic_file,
     atomic_folder,
+    manifest,
     read_manifest,
     remove_abandoned,
     remove_leftovers,
@@ -119,6 +120,9 @@ def test_files_are_compared_with_their_manifest(tmp_path):
     assert read_manifest(tmp_path, ["b.txt"])
     with pytest.raises(DamagedFile, match=r"a\.txt is damaged or was changed: its SHA-256, \w{12}\.\.\., is not"):
         read_manifest(tmp_path, ["a.txt", "b.txt"])
+    os.truncate(tmp_path / "a.txt", 1 << 40)  # of zeros: nobody waits until they are read
+    with pytest.raises(DamagedFile, match=r"a\.txt is damaged .* 1,099,511,627,776 bytes are not the 3 in"):
+        read_manifest(tmp_path, ["a.txt", "b.txt"])
     (tmp_path / "a.txt").unlink()
     with pytest.raises(DamagedFile, match=r"a\.txt is missing"):
         read_manifest(tmp_path, ["a.txt"])
@@ -129,8 +133,10 @@ def test_files_are_compared_with_their_manifest(tmp_path):
     [
         ("{", "no JSON file"),
         ("[1]", "expected a JSON object"),
-        ('{"sha256": 1}', "must have the SHA-256 of a.txt"),
-        ('{"sha256": {"b.txt": ""}}', "must have the SHA-256 of a.txt"),
+        ('{"sha256": 1}', "not what its own SHA-256 says"),
+        ('{"sha256": {"a.txt": ""}, "bytes": 3}', "not what its own SHA-256 says"),
+        (manifest({"b.txt": b""}).decode(), "must have the SHA-256 of a.txt"),
+        (manifest({"a.txt": b"one"}).decode().replace(": 3", ": 4"), "not what its own SHA-256 says"),
         ('{"sha256": {}, "sha256": {}}', "'sha256' is there twice"),
         ("[" * 100_000, "no JSON file"),
         (" " * (1 << 21), "has 2,097,152 bytes"),

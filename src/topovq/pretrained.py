@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -187,7 +188,7 @@ def skeleton(build: Callable[[], T], weights: Path) -> T | None:
     The error for arguments that make none names the configuration beside `weights`.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):  # an error says it better
             return build()
     except (ImportError, MemoryError):
         raise

@@ -158,11 +158,17 @@ def model_id(folder: Path) -> str:
 
 def manifest(files: Mapping[str, bytes | Path], **facts: Any) -> bytes:
     """The text of manifest.json for `files`, by name, in memory or on disk; `facts` are what else it says."""
-    digests = {
-        name: sha256(data) if isinstance(data, Path) else hashlib.sha256(data).hexdigest()
-        for name, data in sorted(files.items())
-    }
-    return json.dumps({**facts, "sha256": digests}, indent=2).encode() + b"\n"
+    told = {**facts, "bytes": {}, "sha256": {}}
+    for name, data in sorted(files.items()):
+        told["bytes"][name] = data.stat().st_size if isinstance(data, Path) else len(data)
+        told["sha256"][name] = sha256(data) if isinstance(data, Path) else hashlib.sha256(data).hexdigest()
+    return json.dumps({**told, "own_sha256": _sum_of(told)}, indent=2).encode() + b"\n"
+
+
+def _sum_of(told: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a manifest says, as JSON."""
+    said = {name: value for name, value in told.items() if name != "own_sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -185,18 +191,22 @@ def read_manifest(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     told = read_json(path)
-    digests = told.get("sha256")
-    if not isinstance(digests, dict) or not {*names} <= digests.keys():
-        raise DamagedFile(f"{path} is damaged: it must have the SHA-256 of {', '.join(names)}")
+    if told.get("own_sha256") != _sum_of(told):
+        raise DamagedFile(f"{path} is damaged or was changed: it is not what its own SHA-256 says")
+    sizes, digests = told["bytes"], told["sha256"]
+    if not {*names} <= sizes.keys():
+        raise DamagedFile(f"{path} must have the SHA-256 of {', '.join(names)}")
     for name in names:
         if not (folder / name).is_file():
             raise DamagedFile(f"{folder / name} is missing, but {MANIFEST} names it")
-        found = sha256(folder / name)
-        if found != digests[name]:
-            raise DamagedFile(
-                f"{folder / name} is damaged or was changed: its SHA-256, {found[:12]}..., is not the one in "
-                f"{MANIFEST}. If you changed it yourself, delete {path}"
-            )
+        size = (folder / name).stat().st_size
+        if size != sizes[name]:  # before gigabytes are read to tell
+            wrong = f"its {size:,} bytes are not the {sizes[name]!r} in {MANIFEST}"
+        elif (found := sha256(folder / name)) != digests[name]:
+            wrong = f"its SHA-256, {found[:12]}..., is not the one in {MANIFEST}"
+        else:
+            continue
+        raise DamagedFile(f"{folder / name} is damaged or was changed: {wrong}. If you changed it, delete {path}")
     return told
 
 

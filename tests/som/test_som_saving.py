@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -93,3 +94,10 @@ def test_codes_must_fit_their_map_and_edges(tmp_path):
         rewrite(tmp_path / "map.safetensors", **{"fitted.codes_": np.zeros((11, 3)), **edges})
         with pytest.raises(DamagedFile, match=said):
             kind.load(tmp_path / "map.safetensors")
+
+
+def test_what_is_no_file_is_not_waited_at(tmp_path):
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    for name in ("pipe.safetensors", ".", "missing.safetensors"):
+        with pytest.raises(FileNotFoundError, match="no saved estimator at"):
+            SelfOrganizingMap.load(tmp_path / name)

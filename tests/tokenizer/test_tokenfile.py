@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -239,3 +240,19 @@ def test_what_a_killed_writer_left_goes_with_the_next(written: Callable[[str], P
     assert len(list(tmp_path.glob(".other.parquet.*.tmp"))) == 1
     written(".npz")
     assert [path.name for path in tmp_path.iterdir()] == ["t.npz"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_a_named_pipe_is_not_waited_at(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    for use in (lambda path: read_tokens(path, 1), model_of):
+        with pytest.raises(FileNotFoundError, match=f"no token file at .*pipe{suffix}"):
+            use(tmp_path / f"pipe{suffix}")
+
+
+def test_an_archive_whose_directory_starts_before_it_is_named(written: Callable[[str], Path]) -> None:
+    path = written(".npz")
+    whole = path.read_bytes()
+    path.write_bytes(whole[len(whole) // 2 :] + whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"t\.npz is damaged"):
+        read(path)

@@ -40,6 +40,8 @@ def save(estimator: BaseEstimator, path: Path) -> None:
 
 
 def load(cls: type, path: Path) -> Any:
+    if not path.is_file():  # a named pipe would be waited at for ever
+        raise FileNotFoundError(f"there is no saved estimator at {path}")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}

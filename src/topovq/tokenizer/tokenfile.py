@@ -12,6 +12,7 @@ memory is taken for it, and whatever does not agree is refused with the file's n
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,15 +57,13 @@ def open_writer(
 
 def read_tokens(path: Path, batch_size: int) -> Iterator[Batch]:
     """The (names, levels of int64 [B, h, w]) of a token file, `batch_size` images at a time, or fewer large ones."""
-    check_suffix(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no token file at {path}")
+    check_file(path)
     return _named(path, (read_parquet if path.suffix == ".parquet" else read_npz)(path, batch_size))
 
 
 def model_of(path: Path) -> str | None:
     """The id of the model whose tokens the file holds; None where it does not say."""
-    check_suffix(path)
+    check_file(path)
     with _naming(path):
         return parquet_model(path) if path.suffix == ".parquet" else npz_model(path)
 
@@ -84,7 +83,7 @@ def _naming(path: Path) -> Iterator[None]:
     except MissingExtra:
         raise
     except OSError as error:
-        if error.errno is not None:  # the disk's fault, or the user's
+        if error.errno not in (None, errno.EINVAL):  # the disk's fault, or the user's; a place before 0 is the file's
             raise
         raise DamagedFile(_damaged(path, error)) from None
     except Exception as error:  # zlib, zipfile, numpy and Arrow have a dozen types for it
@@ -94,6 +93,12 @@ def _naming(path: Path) -> Iterator[None]:
 def _damaged(path: Path, error: BaseException) -> str:
     kind = "Parquet" if path.suffix == ".parquet" else "npz"
     return f"{path} is damaged or no {kind} file: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def check_file(path: Path) -> None:
+    check_suffix(path)
+    if not path.is_file():  # a named pipe would be waited at for ever
+        raise FileNotFoundError(f"there is no token file at {path}")
 
 
 def check_suffix(path: Path) -> None:

@@ -141,7 +141,10 @@ class _Written:
         self.folders: set[Path] = set()
 
     def place(self, name: str, tokens: Path) -> Path:
-        path = self.out / image_name(name)
+        try:
+            path = self.out / image_name(name)
+        except ValueError as error:
+            raise ValueError(f"{tokens}: {error}") from None
         if hash(path) in self.seen:
             raise ValueError(f"{tokens} has two images for {path}: the second, {name!r}, would overwrite the first")
         self.seen.add(hash(path))

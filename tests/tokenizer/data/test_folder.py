@@ -211,6 +211,14 @@ def test_a_named_pipe_is_skipped_and_not_waited_at(thirty, caplog):
         find_images(thirty / "*.tar")
 
 
+def test_a_file_of_gigabytes_is_skipped_and_not_read(thirty, caplog):
+    (thirty / "val" / "huge.webp").write_bytes(b"RIFF")
+    os.truncate(thirty / "val" / "huge.webp", 5 * 2**30)
+    with open_source("folder", thirty, size=4, workers=0) as source:
+        assert [len(batch) for batch in source.validation(100)] == [6]
+    assert "huge.webp: OSError: 5,368,709,120 bytes are more than an image has" in caplog.text
+
+
 def test_an_oversized_image_is_skipped(thirty, monkeypatch, caplog):
     picture(200, (20, 20)).save(thirty / "val" / "large.png")
     monkeypatch.setattr(topovq.tokenizer.data.decode, "MAX_PIXELS", 399)

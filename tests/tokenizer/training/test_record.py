@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,13 @@ def test_the_environment_names_versions_and_hardware() -> None:
     assert facts["world_size"] == 2
     assert facts["version_cuda"] is None
     json.dumps(facts)
+
+
+def test_what_is_no_file_or_far_too_large_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"no record at .*pipe\.jsonl"):
+        read_record(tmp_path / "pipe.jsonl")
+    (tmp_path / "huge.jsonl").touch()
+    os.truncate(tmp_path / "huge.jsonl", 5 * 2**30)
+    with pytest.raises(ValueError, match=r"huge\.jsonl has 5,368,709,120 bytes"):
+        read_record(tmp_path / "huge.jsonl")

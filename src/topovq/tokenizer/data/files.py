@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 PathLike = str | os.PathLike[str]
+MOST_BYTES = 2**29  # of an image file: 89 million pixels, the most that are decoded, take no more without compression
 
 
 class DataError(ValueError):
@@ -27,9 +28,12 @@ def check_digest(path: Path, algorithm: str, expected: str) -> None:
 
 
 def open_file(path: PathLike) -> BinaryIO:
-    """Open a regular file to read. Anything else is refused at once: a named pipe would be waited at for ever."""
+    """Open a regular file to read, of an image's size. Others are refused at once: a named pipe would be waited at for
+    ever, and some of Pillow's decoders take a whole file into memory."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
         os.close(handle)
-        raise OSError("not a regular file")
+        large = f"{status.st_size:,} bytes are more than an image has; at most {MOST_BYTES:,} are read"
+        raise OSError(large if stat.S_ISREG(status.st_mode) else "not a regular file")
     return os.fdopen(handle, "rb")

@@ -81,7 +81,7 @@ def scan_tar(path: str) -> TarIndex:
                 f"{path} is compressed ({_COMPRESSED[start]}); unpack it to a plain .tar, to be read at any place"
             )
         length = os.fstat(file.fileno()).st_size
-        expected = 0  # where the next header should be
+        expected = end = 0  # where the next header should be, and where the last member's data end
         found = _after_zeros(raw, 0)  # where there is something; tarfile would look for it a block at a time
         try:
             headers = cast(BinaryIO, _Headers(file))
@@ -91,7 +91,8 @@ def scan_tar(path: str) -> TarIndex:
                     if found < member.offset and not _is_global(raw, expected):
                         damage.append(f"{member.offset - expected} bytes from {expected} on have no readable header")
                     expected = tar.offset
-                    if member.offset_data + member.size > length:
+                    end = member.offset_data + member.size
+                    if end > length:
                         damage.append(f"{member.name} is cut short by the end of the file")
                     elif member.isreg() and not member.issparse() and is_image_member(member.name):
                         images.append((os.fsencode(member.name), member.offset_data, member.size))
@@ -101,6 +102,8 @@ def scan_tar(path: str) -> TarIndex:
         except (tarfile.TarError, ValueError, OverflowError) as error:  # what headers made by chance or malice raise
             if expected <= length:  # else it only says what is known: the last member is cut short
                 damage.append(f"unreadable from byte {expected} on ({error})")
+        if end <= length <= found and length < expected + 2 * tarfile.BLOCKSIZE:
+            damage.append(f"what may have been behind byte {length}: no empty blocks end the tar file there")
     names, offsets, lengths = zip(*images) if images else ((), (), ())
     return TarIndex(
         np.array(names, dtype=np.bytes_),

@@ -27,6 +27,7 @@ import torch
 from topovq.storage import append, write_atomic
 
 RECORD_FILE = "record.jsonl"
+MOST_BYTES = 1 << 26
 CHECKSUM = "crc32"  # the last field of a line: of all that comes before it
 VERSIONS_OF = (
     "topovq",
@@ -70,10 +71,11 @@ class Record:
 
 def read_record(path: Path) -> list[dict[str, Any]]:
     """The lines of a record; a last line without its line end was never finished and is left out."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no record at {path}") from None
+    if not path.is_file():  # a named pipe would be waited at for ever
+        raise FileNotFoundError(f"there is no record at {path}")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; no record has more than {MOST_BYTES:,}")
+    text = path.read_bytes()
     lines, checked = [], set()
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
         where = f"{path}, line {number}"

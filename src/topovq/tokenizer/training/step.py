@@ -9,9 +9,11 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -87,7 +89,8 @@ class TrainStep:
             for part in PARTS:
                 setattr(self.network, part, torch.compile(getattr(self.network, part)))
         losses = _Losses(self.network)
-        self.forward: Callable[[Tensor], tuple[Tensor, Tensor]] = _distribute(losses) if world.size > 1 else losses
+        several = world.size > 1
+        self.forward: Callable[[Tensor], tuple[Tensor, Tensor]] = _distribute(losses, world) if several else losses
         self.sums_3 = torch.zeros(3, device=world.device)  # loss, reconstruction loss, steps
         self.one = torch.ones((), device=world.device)
         self.captured: torch.cuda.CUDAGraph | None = None
@@ -181,12 +184,24 @@ def _listen(parameter: Tensor) -> None:
     """Nothing: Python calls the handlers of signals on its way here."""
 
 
-def _distribute(network: nn.Module) -> DistributedDataParallel:
+def _distribute(network: nn.Module, world: World) -> DistributedDataParallel:
     """DDP that leaves buffers alone: the quantizers synchronize their statistics themselves."""
     known = inspect.signature(DistributedDataParallel).parameters
     renamed = "forward_sync_buffers" in known  # what newer versions of torch call it
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DistributedDataParallel(network, **options)
+    distributed = DistributedDataParallel(network, **options)
+    if world.device.type == "cpu":
+        distributed.register_comm_hook(None, lambda state, bucket: _mean_in_rank_order(bucket.buffer()))
+    return distributed
+
+
+def _mean_in_rank_order(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """The mean of gradients over all ranks, added rank by rank. gloo adds in an order that depends on where in DDP's
+    buckets a gradient lies, and those are filled anew after the first step: with three ranks and more a run that is
+    resumed would differ in its last bits."""
+    parts = [torch.empty_like(gradients) for _ in range(dist.get_world_size())]
+    gathered = dist.all_gather(parts, gradients, async_op=True).get_future()
+    return gathered.then(lambda _: reduce(Tensor.add_, parts).div_(len(parts)))
 
 
 def working_copy(model: Tokenizer) -> Tokenizer:

@@ -10,7 +10,7 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10  # for a request's head, from when the connection was ready for one
+HEAD_SECONDS = 5  # for a request's head, from when the connection was ready for one
 BODY_SECONDS = 60  # for its body
 ANSWER_SECONDS = 60  # for the other side to take the answer
 MOST_CONNECTIONS = 512  # beyond that the one that has said nothing for longest makes room
