@@ -356,14 +356,12 @@ def parse(arguments: Sequence[str] | None) -> Callable[[], None]:
     if first == "--version":
         return lambda: print(f"topovq {topovq.__version__}")
     if first == "reproduce":
-        raise ValueError("reproduce is now `python -m experiments NAME`, in a clone of the repository")
+        raise ValueError("reproduce is now `python -m experiments NAME`, in a clone")
     listed = first.startswith("-")  # the list of commands has a line for each, the help of one has all
     if not listed:
         check_name("command", first, choices)
     about = {name: (cls.__doc__ or "").splitlines()[0] if listed else None for name, cls in choices.items()}
-    named: list[Any] = [
-        Annotated[cls, tyro.conf.subcommand(name, description=about[name])] for name, cls in choices.items()
-    ]
+    named = [Annotated[cls, tyro.conf.subcommand(name, description=about[name])] for name, cls in choices.items()]
     one_of: Any = Union[tuple(named)]  # noqa: UP007 (they are not known before)
     with lines_that_fit(choices):
         command: Callable[[], None] = tyro.cli(

@@ -25,9 +25,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from topovq.metrics import psnr
+from topovq.storage import model_id
 from topovq.tokenizer.atlas import Chart, enlarge, fields, from_planes, neighbor_distances, places, tiles
 from topovq.tokenizer.models import as_levels, codes_of
 from topovq.tokenizer.tokenfile import open_writer
+from topovq.tokenizer.training.runs import model_folder
 from topovq.view.explorer import schemas as api
 from topovq.view.explorer.film_api import add_film
 from topovq.view.explorer.gallery import Gallery, for_model, sent_image
@@ -268,6 +270,7 @@ def run_info(study: Study, film: bool) -> api.RunInfo:
         loss=last.get("loss"),
         perplexity=last.get("perplexity"),
         usage=last.get("usage"),
+        tokens=last.get("tokens"),
         film=film,
     )
 
@@ -307,7 +310,8 @@ def npz_bytes(study: Study, planes: list[torch.Tensor], name: str) -> bytes:
     model = study.model
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens.npz"
-        with open_writer(path, model.token_shapes, codes_of(model.quantizers)) as writer:
+        id = model_id(model_folder(study.folder))
+        with open_writer(path, model.token_shapes, codes_of(model.quantizers), id) as writer:
             writer.write([name], as_levels(from_planes(planes, study.maps)))
         return path.read_bytes()
 

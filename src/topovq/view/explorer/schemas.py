@@ -55,7 +55,8 @@ class RunInfo(BaseModel):
     step: int | None
     loss: Annotated[float | None, Field(description="of the last validation")]
     perplexity: float | None
-    usage: float | None
+    usage: Annotated[float | None, Field(description="share of the codes chosen at least once in `tokens` tokens")]
+    tokens: Annotated[int | None, Field(description="of the last validation, where the run says it")]
     film: Annotated[bool, Field(description="whether there is something to see at /api/film")]
 
 

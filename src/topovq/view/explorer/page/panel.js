@@ -29,7 +29,7 @@ export class RunPanel {
     this.$("h2").textContent = this.$(".of").textContent = info.name;
     this.element.setAttribute("aria-label", info.name);
     const sizes = info.maps.map((map) => `${map.grid.shape.join(" x ")} ${map.grid.topology}`);
-    const learned = info.loss === null ? "" : `, validation loss ${info.loss.toFixed(4)}, ${Math.round(info.usage * 100)}% of codes in use`;
+    const learned = info.loss === null ? "" : `, validation loss ${info.loss.toFixed(4)}, ${Math.round(info.usage * 100)}% of the codes chosen${info.tokens ? ` in ${info.tokens.toLocaleString("en")} tokens` : ""}`;
     this.$(".facts").textContent = `${info.model}, ${info.quantizer}, ${[...new Set(sizes)].join(" and ")}${learned}`;
     info.maps.forEach((map, each) => this.$(".map-choice").append(new Option(map.name, each)));
     this.$(".which").hidden = info.maps.length === 1;
