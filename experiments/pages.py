@@ -50,13 +50,7 @@ BLOCKS: dict[str, Callable[[TrainConfig], TrainConfig]] = {  # what the authors'
     ),
     "float32": lambda config: replace(config, precision="fp32"),
 }
-TOKENIZER = {  # of the methods of records/ride that anybody can use today
-    "vqp": "vector-quantize-pytorch, k-means start and expiry",
-    "peer": "vector-quantize-pytorch, k-means start and expiry",
-    "ksom": "recommended",
-    "ksom thr .1": "recommended, threshold_ema_dead_code=0.1",
-    "ema": "EMA-VQ",
-}
+TOKENIZER_AT = "7207fcc"  # the runs of records/ride/package.jsonl with the rule as it is
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly
 PLOTS = (
@@ -124,30 +118,29 @@ def blocks(records: Records) -> list[Line]:
 
 
 def tokenizer(records: Path) -> list[Line]:
-    """A modern tokenizer at the end of its training (records/ride), with what can be used today."""
-    told_of = json.loads((records / "ride" / "results.json").read_text())
-    said = {"n": 1, "hardware": "NVIDIA H200", "commit": told_of["commit"].split()[0]}
-    assert said["hardware"] in told_of["hardware"]
+    """A modern tokenizer at the end of its training, with the rule as it is (records/ride/package.jsonl)."""
+    runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for text in (records / "ride" / "package.jsonl").read_text().splitlines():
+        run = json.loads(text)
+        if run["commit"] == TOKENIZER_AT:
+            cell = run["cell"]
+            runs.setdefault((cell["K"], cell["d"], cell["steps"], cell["method"]), []).append(run)
     lines = []
-    for run in told_of["runs"]:
-        cell, last = run["cell"], run["rows"][-1]
-        method = TOKENIZER.get(run["name"], TOKENIZER.get(cell["method"]))
-        if method is None or run["plan"] not in (1, 3):  # the others are of a model in between, or of other regimes
-            continue
-        place = {
-            "stride": 16 if run["plan"] == 1 else 8,
-            "codebook_size": cell.get("K", 16_384),
-            "dim": cell.get("d", 8),
-        }
-        percent = {"used_percent": round(100 * last["used"], 2)}
-        measured = {
-            "psnr": last["psnr"],
-            **percent,
-            "perplexity": last["perplexity"],
-            "topographic_error": last["topo"],
-        }
-        lines.append({**place, "steps": last["step"], "method": method, **measured, **said})
-    return sorted(lines, key=lambda line: [str(line[name]) for name in ("codebook_size", "dim", "stride", "steps")])
+    for (size, dim, steps, method), group in sorted(runs.items()):
+        first, last = ([run["rows"][number] for run in group] for number in (0, -1))
+
+        def mean(rows: list[dict[str, Any]], name: str) -> float:
+            return sum(row[name] for row in rows) / len(rows)
+
+        lines.append({
+            "codebook_size": size, "dim": dim, "steps": steps, "method": method, "n": len(group),
+            "psnr_third": round(mean(first, "psnr"), 3), "psnr": round(mean(last, "psnr"), 3),
+            "used_percent": round(100 * mean(last, "used"), 2), "perplexity": round(mean(last, "perplexity"), 1),
+            "topographic_error": round(mean(last, "topographic_error"), 4),
+            "ms": round(sum(run["ms"] for run in group) / len(group), 2),
+            "hardware": group[0]["hardware"], "commit": TOKENIZER_AT,
+        })  # fmt: skip
+    return lines
 
 
 # What was tried before a setting was recommended. The schedules are of the paper's CIFAR-10 model, one seed: the
