@@ -99,6 +99,7 @@ def check_updates() -> None:
         {"neighborhood": "gaussian"},
         {"neighborhood": "gaussian", "schedule": Schedule.exponential(9.0, 0.3, 6)},
         {"neighborhood": "exponential", "tau": 0.5},
+        {"neighborhood": "ride"},
     ]
     rules: list[dict[str, Any]] = [{}, {"update_empty": False, "count_init": 0.0}, {"count_smoothing": "copy"}]
     layers = [
@@ -113,6 +114,7 @@ def check_updates() -> None:
         size = grid.size if isinstance(grid, Grid) else math.prod(grid) if isinstance(grid, tuple) else grid
         d = 24 if size < 16_384 else 64
         host = KohonenVQ(d, size, **options).double()
+        host(torch.randn(3000, d).double())  # codes that start from vectors have started
         device = KohonenVQ(d, size, **options)
         device.load_state_dict(host.state_dict())
         device = device.float().cuda()

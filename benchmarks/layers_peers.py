@@ -64,12 +64,13 @@ def layers(k: int, d: int) -> dict[tuple[str, str, str], Callable[[], nn.Module]
     """(library, mode, neighborhood) -> a layer."""
 
     def ours(neighborhood: str, precision: str) -> Callable[[], nn.Module]:
-        return lambda: KohonenVQ(d, k, neighborhood=neighborhood, precision=precision, tau=0.1)
+        options = {} if neighborhood == "ride" else {"tau": 0.1}
+        return lambda: KohonenVQ(d, k, neighborhood=neighborhood, precision=precision, **options)
 
     made = {
         ("topovq", precision, neighborhood): ours(neighborhood, precision)
         for precision in ("exact", "fast")
-        for neighborhood in ("none", "hard", "gaussian", "exponential")
+        for neighborhood in ("none", "hard", "gaussian", "exponential", "ride")
         if precision == "exact" or neighborhood == "hard"
     }
     made["plain-torch", "eager", "none"] = lambda: PlainVQ(d, k)

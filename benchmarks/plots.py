@@ -82,7 +82,7 @@ def draw_steps(results: Results) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.7))
     x = list(dict.fromkeys(int(row["codebook_size"]) for row in results.scale))
     looks = {"ema": ("EMA-VQ", ORANGE, "-", "o"), "kohonen hard": ("KSOM, hard", SKY, "--", "s"),
-             "kohonen": ("KSOM, recommended, at its widest", BLUE, ":", "^")}  # fmt: skip
+             "kohonen": ("KSOM, recommended", BLUE, ":", "^")}  # fmt: skip
     for name, (label, color, style, marker) in looks.items():
         rows = [row for row in results.scale if row["quantizer"] == name]
         for ax, column in zip(axes, ("ms", "peak_mib")):

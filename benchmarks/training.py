@@ -15,7 +15,7 @@ import csv
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ QUANTIZERS: dict[str, dict[str, Any]] = {
 }
 CODEBOOKS = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
 SCALED = ("ema", "kohonen hard", "kohonen")
-MOMENTS = (0.1, 0.15, 0.2, 0.25, 0.75)  # of a training, at which the recommended neighborhood is timed once more
 PEERS = ("vqp", "vqp-rotation", "simvq", "fsq", "lfq")  # of the study `scale`
 STUDIES = ["training", "scale", "at_once"]
 AT_ONCE = (1, 2, 3, 4, 6, 8)
@@ -118,11 +117,9 @@ def finish(device: torch.device) -> None:
 
 
 def measure(
-    source: Smooth, config: TrainConfig, way: tuple[bool, bool, bool], steps: int, device: torch.device,
-    moments: Sequence[float] = (),
-) -> list[dict[str, float]]:  # fmt: skip
-    """Milliseconds a step (median and fastest stretch), images a second, peak memory in MiB, seconds to start; first at
-    the beginning of a training, then with the neighborhood as it is at these parts of it."""
+    source: Smooth, config: TrainConfig, way: tuple[bool, bool, bool], steps: int, device: torch.device
+) -> dict[str, float]:
+    """Milliseconds a step (median and fastest stretch), images a second, peak memory in MiB, seconds to start."""
     cuda = device.type == "cuda"
     gc.collect()
     if cuda:
@@ -131,13 +128,7 @@ def measure(
     began = time.perf_counter()
     step = start(source, config, way, device)
     started = time.perf_counter() - began
-    figures = timed(step, config, steps, device) | {"start_s": started}
-    later = []
-    for moment in moments:
-        for quantizer in step.model.quantizers:
-            quantizer.codebook_of(0).step.fill_(int(moment * config.steps))
-        later.append(timed(step, config, steps, device) | {"start_s": started})
-    return [figures, *later]
+    return timed(step, config, steps, device) | {"start_s": started}
 
 
 def timed(step: TrainStep, config: TrainConfig, steps: int, device: torch.device) -> dict[str, float]:
@@ -224,7 +215,7 @@ def the_models(arguments: argparse.Namespace, device: torch.device) -> Iterator[
                 ways = [w for w in arguments.ways if w == "eager bf16"]
             for way in ways:
                 config = TrainConfig(model=case["model"], model_options=PAPER, **QUANTIZERS[label])
-                (figures,) = measure(source, config.resolve(device.type), WAYS[way], steps, device)
+                figures = measure(source, config.resolve(device.type), WAYS[way], steps, device)
                 yield {"case": name, "quantizer": label, "way": way, **figures}
 
 
@@ -234,20 +225,15 @@ def the_codebooks(source: Smooth, steps: int, peers: bool, device: torch.device)
         for label in (*SCALED, *PEERS * peers):
             options = QUANTIZERS.get(label, {"quantizer": label})
             config = TrainConfig(model="vqvae", model_options=PAPER, codebook_size=size, **options)
-            moments = MOMENTS if label == "kohonen" else ()
             for way in (GRAPHED, "eager bf16") if label in PEERS else (GRAPHED,):
                 try:
-                    found = measure(
-                        source, config.resolve(device.type), WAYS[way], max(20, steps // 4), device, moments
-                    )
+                    figures = measure(source, config.resolve(device.type), WAYS[way], max(20, steps // 4), device)
                 except (RuntimeError, torch.OutOfMemoryError) as error:
                     if label not in PEERS:
                         raise
                     print(f"{label}, {size:,} codes, {way}: {str(error).splitlines()[0]}", flush=True)
                 else:
-                    for moment, figures in zip((None, *moments), found):
-                        name = label if moment is None else f"{label} at {moment}"
-                        yield {"codebook_size": size, "quantizer": name, "way": way, **figures}
+                    yield {"codebook_size": size, "quantizer": label, "way": way, **figures}
                     break
 
 

@@ -15,14 +15,14 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
+from experiments.clients import draw_clients, make_clients, run_missing
 from experiments.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
 from experiments.plots import save
-from experiments.records import Records
-from experiments.runs import missing, run_all
+from experiments.runs import Records, missing, run_all
 from experiments.scale import draw_scale, make_scale
-from experiments.specs import QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
+from experiments.specs import CLIENTS, QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
 from experiments.tables import FORMATS, Table, as_csv, make_table, markdown
-from topovq.cli import one_line_errors
+from topovq.exits import one_line_errors
 from topovq.storage import write_atomic
 from topovq.tokenizer.models import check_name
 
@@ -39,7 +39,8 @@ Runs that were cut off are resumed, finished ones are skipped: the same command 
   {PROGRAM} main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000 --batch-size 32
   {PROGRAM} scale --codebooks 512 4096 --render-only --partial --format markdown
 
-Tables of the paper: {", ".join(TABLES)}. A table of our own: scale, a study of large codebooks.
+Tables of the paper: {", ".join(TABLES)}. Tables of our own: scale, a study of large codebooks, and clients, a study of
+quantizers in a modern tokenizer (its images lie in the folder --data-path, as imagenet160/*.tar and faces256/*.tar).
 `all` makes the paper's tables and figures. Figures:
 
 """ + "\n".join(f"  {name:16}{text}" for name, text in FIGURES.items())
@@ -67,7 +68,9 @@ def make(
 
     `say` is told how things go, `show` gets each table in the format asked for.
     """
-    check_name("table or figure", name, (*TABLES, SCALE, *FIGURES, EVERYTHING))
+    check_name("table or figure", name, (*TABLES, SCALE, CLIENTS, *FIGURES, EVERYTHING))
+    if name == CLIENTS:
+        return make_study(options, say, show)
     tables = tables_of(options.dataset) if name == EVERYTHING else [name] if name not in FIGURES else []
     figures = figures_of(options.dataset) if name == EVERYTHING else [name] if name in FIGURES else []
     if options.codebooks is not None and figures:
@@ -85,6 +88,16 @@ def make(
     for each in figures:
         written += draw(each, options)
     return written
+
+
+def make_study(options: Options, say: Callable[[str], None], show: Callable[[str], object]) -> list[Path]:
+    """`make` of the study `clients`, whose runs are not those of the trainer."""
+    if not options.render_only:
+        run_missing(options, say)
+    table = make_clients(options)
+    show(FORMATS[options.format](table))
+    figure = draw_clients(table)
+    return [*write(table, options.out), *(save(figure, options.out, table.name) if figure else [])]
 
 
 def tables_of(dataset: str) -> list[str]:

@@ -41,8 +41,7 @@ from experiments.plots import (
     draw_topography,
     save,
 )
-from experiments.records import Record, Records, check_alike
-from experiments.runs import Images, load
+from experiments.runs import Images, Record, Records, check_alike, load
 from experiments.specs import IMAGES, PAPER_STEPS, QUICK, SCALE, SETTINGS, Cell, Options, cells, once, other_data
 from topovq.storage import write_atomic
 from topovq.tokenizer.data import Source

@@ -15,21 +15,24 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from PIL import Image
 
-from experiments import schedules
+from experiments.clients import draw_clients, make_clients
 from experiments.figures import FROM_RECORDS, draw, figures_of
-from experiments.records import Records, facts
+from experiments.plots import save
+from experiments.runs import Record, Records, Spread, facts
 from experiments.scale import make_scale
-from experiments.schedules import RECORDS, Line
-from experiments.specs import Cell, Dataset, Options, cells
+from experiments.specs import CLIENTS, Cell, Dataset, Options, cells, configs
 from experiments.tables import Table, as_csv, make_table
+from topovq.neighborhood import LEAST_START, Schedule
 from topovq.storage import write_atomic
 from topovq.tokenizer.training import TrainConfig
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS, RECORDS = (Path(__file__).parents[1] / name for name in ("docs", "records"))
+Line = dict[str, Any]  # of a CSV file
 LENGTHS: dict[Dataset, dict[str, Any]] = {  # of the runs there are; CIFAR-10 has the paper's
     "cifar10": {},
     "celebahq_afhq": {"steps": 10_000, "batch_size": 32},
@@ -56,7 +59,14 @@ TOKENIZER = {  # of the methods of records/ride that anybody can use today
 }
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly
-PLOTS = ("initialization", "perplexity", "neighborhoods", "shift-psnr", "topography")  # few colors: a palette will do
+PLOTS = (
+    CLIENTS,
+    "initialization",
+    "perplexity",
+    "neighborhoods",
+    "shift-psnr",
+    "topography",
+)  # few colors: a palette will do
 
 
 def tables(records: Records) -> Iterator[Table]:
@@ -66,6 +76,12 @@ def tables(records: Records) -> Iterator[Table]:
             yield make_table(name, Options(dataset, seeds, partial=True, **LENGTHS[dataset]), records)
     yield make_scale(Options("cifar10", seeds=3, partial=True, codebooks=SIZES), records)
     yield make_scale(Options("celebahq_afhq", seeds=1, **LENGTHS["celebahq_afhq"]), records)
+
+
+def clients(records: Path) -> list[Table]:
+    """The study `clients`, once there are records of it."""
+    folder = records / CLIENTS
+    return [make_clients(Options(runs=folder, records=(), partial=True))] if folder.is_dir() else []
 
 
 def levels(records: Records) -> list[Line]:
@@ -110,13 +126,13 @@ def blocks(records: Records) -> list[Line]:
 def tokenizer(records: Path) -> list[Line]:
     """A modern tokenizer at the end of its training (records/ride), with what can be used today."""
     told_of = json.loads((records / "ride" / "results.json").read_text())
-    said = {"n": told_of["seeds"], "hardware": "NVIDIA H200", "commit": told_of["commit"].split()[0]}
+    said = {"n": 1, "hardware": "NVIDIA H200", "commit": told_of["commit"].split()[0]}
     assert said["hardware"] in told_of["hardware"]
     lines = []
     for run in told_of["runs"]:
         cell, last = run["cell"], run["rows"][-1]
         method = TOKENIZER.get(run["name"], TOKENIZER.get(cell["method"]))
-        if method is None or run["plan"] == 2:  # a model in between
+        if method is None or run["plan"] not in (1, 3):  # the others are of a model in between, or of other regimes
             continue
         place = {
             "stride": 16 if run["plan"] == 1 else 8,
@@ -134,12 +150,159 @@ def tokenizer(records: Path) -> list[Line]:
     return sorted(lines, key=lambda line: [str(line[name]) for name in ("codebook_size", "dim", "stride", "steps")])
 
 
+# What was tried before a setting was recommended. The schedules are of the paper's CIFAR-10 model, one seed: the
+# Gaussian's width falls exponentially from a share of the map's side to its last width over a share of the steps.
+
+STEPS = 6_000
+TRIED_AT = (512, 4_096, 16_384, 65_536)  # codes
+TRIED = [  # share of the side, share of the steps, last width
+    (1 / 16, 0.5, 0.3),
+    (1 / 8, 0.5, 0.3),
+    (1 / 32, 0.5, 0.3),
+    (1 / 16, 0.3, 0.3),
+    (1 / 16, 0.8, 0.3),
+    (1 / 16, 0.5, 0.5),
+]
+OTHER: list[dict[str, Any]] = [  # of the first
+    {"decay": 0.97},
+    {"decay": 0.95},
+    {"count_init": 0.0},
+    {"decay": 0.97, "count_init": 0.0},
+    {"eps": 1e-12},
+    {"update_empty": False},
+]
+
+
+def tried() -> Iterator[tuple[str, str, list[TrainConfig]]]:
+    """What a row of the table is, what it says, and its runs, one a size."""
+    base = replace(configs("main", Options(seeds=1))[0], steps=STEPS)
+
+    def run(size: int, quantizer: str, **options: object) -> TrainConfig:
+        return replace(base, codebook_size=size, quantizer=quantizer, quantizer_options=options)
+
+    def gaussian(share: float, span: float, end: float, **options: object) -> list[TrainConfig]:
+        starts = [max(LEAST_START, share * size**0.5) for size in TRIED_AT]
+        falls = [Schedule.exponential(start, end, round(span * STEPS)).to_dict() for start in starts]
+        falling = [{"neighborhood": "gaussian", "schedule": fall, **options} for fall in falls]
+        return [run(size, "kohonen", **fall) for size, fall in zip(TRIED_AT, falling)]
+
+    for share, span, end in TRIED:
+        yield "schedule", f"side / {round(1 / share)} to {end} over {span:g} of the steps", gaussian(share, span, end)
+    for options in OTHER:
+        said = ", ".join(f"{name} {value}" for name, value in options.items())
+        yield "change", f"the first with {said}", gaussian(*TRIED[0], **options)
+    for name in ("hard", "exponential"):
+        yield "other", f"{name}, the paper's", [run(size, "kohonen", neighborhood=name) for size in TRIED_AT]
+    yield "other", "EMA-VQ", [run(size, "ema") for size in TRIED_AT]
+
+
+def schedules(records: Path = RECORDS) -> list[Line]:
+    """Of each row and size that was run: validation loss (1e-3) and codes in use at the last step."""
+    every = Records([records])
+    lines = []
+    for group, label, runs in tried():
+        for config in runs:
+            found = every.finished(config)
+            if found is not None:
+                lines.append({"group": group, "neighborhood": label, **_end(found)})
+    return lines
+
+
+def decays(records: Path = RECORDS) -> list[Line]:
+    """Decays in short trainings: of a small model on CIFAR-10, and of the quick version of the study `scale`."""
+    lines = []
+    for model, folder in (("small", "schedule_small"), ("quick", "schedule_short")):
+        for run in Records([records / folder]):
+            options = run.config["quantizer_options"]
+            name = "EMA-VQ" if run.config["quantizer"] == "ema" else "recommended"
+            falls = options.get("schedule")
+            if model == "small" and falls:
+                side = run.config["codebook_size"] ** 0.5
+                name = f"side / {side / falls['start']:g} over {falls['steps'] / run.config['steps']:g} of the steps"
+            settings = {"decay": options.get("decay", 0.99), "count_init": options.get("count_init", 1)}
+            lines.append({"model": model, "neighborhood": name, **settings, **_end(run)})
+    order = ("model", "neighborhood", "steps", "decay", "count_init", "codebook_size")
+    return sorted(lines, key=lambda line: [line[name] for name in order])
+
+
+def smoothing(records: Path = RECORDS) -> list[Line]:
+    """Ways to smooth the counts, with 16 codes for each token of a batch."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for run in Records([records / "smoothing"]):
+        options = run.config["quantizer_options"]
+        name = "recommended" if "schedule" in options else "recommended, without steps"
+        name = "EMA-VQ" if run.config["quantizer"] == "ema" else name
+        said = f"eps = {options.get('eps', 1e-5):.0e}".replace("e-0", "e-")
+        said += ", of a copy" if options.get("count_smoothing") == "copy" else ""
+        said = said if options.get("update_empty", True) else "none"
+        said += f", decay = {options['decay']:g}" if "decay" in options else ""
+        groups.setdefault((name, said), []).append(run)
+    lines = []
+    for name, said in sorted(groups, key=lambda key: (key[0] == "EMA-VQ", -len(groups[key]), key)):
+        runs = groups[name, said]
+        last = [run.validations()[-1] for run in runs]
+        measured = {
+            **_spread("loss", [1e3 * seen["loss"] for seen in last]),
+            "used_percent": round(fmean(100 * seen["usage"] for seen in last), 3),
+            "perplexity": round(fmean(seen["perplexity"] for seen in last), 1),
+        }
+        lines.append({"neighborhood": name, "smoothing": said, "n": len(runs), **measured, **facts(runs)})
+    return lines
+
+
+def update_empty(records: Path = RECORDS) -> list[Line]:
+    """The study `scale` with smoothed counts beside the same without.
+
+    The loss is the median over the last third of a training, since single ones jump. `used` are the codes that occur
+    among the validation tokens, `lately` those chosen in about the last hundred batches of the training.
+    """
+    smoothed = {_but_for_the_rule(run): run for run in Records([records / "smoothed"])}
+    others = {_but_for_the_rule(run): run for run in Records([records / "scale"])}
+    groups: dict[tuple[str, int, int], list[tuple[Record, Record]]] = {}
+    for key, run in smoothed.items():
+        place = run.config["data"], run.config["codebook_size"], run.config["steps"]
+        groups.setdefault(place, []).append((run, others[key]))
+    lines = []
+    for place, pairs in sorted(groups.items()):
+        line: Line = {**dict(zip(("data", "codebook_size", "steps"), place)), "n": len(pairs)}
+        for way, runs in zip(("smoothed", "kept"), zip(*pairs)):
+            line |= _spread(f"{way}_loss", [1e3 * median(late_losses(run)) for run in runs])
+            for what, name in (("used", "usage"), ("lately", "train_usage")):
+                share = fmean(run.validations()[-1][name] for run in runs)
+                line[f"{way}_{what}_percent"] = round(100 * share, 3)
+        lines.append({**line, **facts([run for pair in pairs for run in pair])})
+    return lines
+
+
+def late_losses(run: Record) -> list[float]:
+    """Of the validations in the last third of a training."""
+    return [seen["loss"] for seen in run.validations() if 3 * seen["step"] > 2 * run.config["steps"]]
+
+
+def _end(run: Record) -> Line:
+    last = run.validations()[-1]
+    measured = {"loss": round(1e3 * last["loss"], 3), "used_percent": round(100 * last["usage"], 3)}
+    return {**{name: run.config[name] for name in ("codebook_size", "steps")}, "n": 1, **measured, **facts([run])}
+
+
+def _spread(name: str, values: list[float]) -> Line:
+    spread = Spread.of(values)
+    assert spread is not None
+    return {f"{name}_mean": round(spread.mean, 3), f"{name}_std": "" if spread.std is None else round(spread.std, 3)}
+
+
+def _but_for_the_rule(run: Record) -> tuple[object, ...]:
+    options = run.config["quantizer_options"]
+    names = ("data", "quantizer", "codebook_size", "steps", "seed")
+    return (*(run.config[name] for name in names), options.get("neighborhood"))
+
+
 def write_tables(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     every = Records([records])
-    texts = {table.name: as_csv(table) for table in tables(every)}
+    texts = {table.name: as_csv(table) for table in (*tables(every), *clients(records))}
     texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every)), "tokenizer": _csv(tokenizer(records))}
-    texts |= {"schedules": _csv(schedules.schedules(records)), "decay": _csv(schedules.decays(records))}
-    texts |= {"smoothing": _csv(schedules.smoothing(records)), "update-empty": _csv(schedules.update_empty(records))}
+    texts |= {"schedules": _csv(schedules(records)), "decay": _csv(decays(records))}
+    texts |= {"smoothing": _csv(smoothing(records)), "update-empty": _csv(update_empty(records))}
     for name, text in texts.items():
         write_atomic(docs / "results" / f"{name}.csv", text.encode())
     return [docs / "results" / f"{name}.csv" for name in texts]
@@ -161,6 +324,11 @@ def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
             with tempfile.TemporaryDirectory() as folder:
                 options = Options(dataset, partial=True, runs=records, records=(), out=Path(folder), **length)
                 written.append(put(draw(name, options)[0], docs, name, dataset))
+    for table in clients(records):
+        if (figure := draw_clients(table)) is None:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            written.append(put(save(figure, Path(folder), CLIENTS)[0], docs, CLIENTS, "cifar10"))
     return written
 
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from topovq import distributed, metrics
 from topovq.codebook import Codebook
 from topovq.grid import check_range
-from topovq.ops.update import NEVER, follow_use
+from topovq.missing import MissingExtra
+from topovq.ops.use import NEVER, follow_use
 from topovq.quantizers import Quantized, Quantizer
 from topovq.tokenizer.models import QUANTIZERS
-from topovq.tokenizer.training import MissingExtra
 
 PACKAGE = "vector-quantize-pytorch"
 # Levels that the FSQ paper recommends, and those that give a power of 2 exactly.
@@ -163,7 +163,10 @@ class Peer(Quantizer):
 
 
 class PeerVQ(Peer):
-    """VectorQuantize. `threshold_ema_dead_code` is an absolute running count below which a code starts anew."""
+    """VectorQuantize. `threshold_ema_dead_code` is an absolute running count below which a code starts anew.
+
+    With a `vq_bridge` (FVQ), or with `directional_reparam` (DiVeQ), the codes are parameters.
+    """
 
     graphable = False  # it asks the device whether it has begun, and which codes have expired
 
@@ -181,6 +184,8 @@ class PeerVQ(Peer):
         rotation_trick: bool = True,
         use_cosine_sim: bool = False,
         commitment_weight: float = 0.25,
+        directional_reparam: bool = False,
+        vq_bridge: nn.Module | None = None,
     ) -> None:
         inner = their("VectorQuantize")(
             dim,
@@ -193,6 +198,8 @@ class PeerVQ(Peer):
             rotation_trick=rotation_trick,  # False is straight-through; `straight_through` of theirs is Gumbel's
             use_cosine_sim=use_cosine_sim,
             commitment_weight=commitment_weight,
+            directional_reparam=directional_reparam,
+            vq_bridge=vq_bridge,
             accept_image_fmap=True,
         )
         super().__init__(dim, inner, codebook_size, accept_image_fmap)
@@ -209,7 +216,8 @@ class PeerVQ(Peer):
 
     @property
     def codebook(self) -> Tensor:
-        return self.inner.codebook
+        bridge = self.inner._codebook.vq_bridge
+        return self.inner.codebook if bridge is None else bridge(self.inner._codebook.embed)[0]
 
 
 class PeerSimVQ(Peer):

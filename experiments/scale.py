@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.plots import canvas, style
-from experiments.records import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures
+from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures
 from experiments.specs import QUICK, SCALE, Cell, Options, cells
 from experiments.tables import Table, check_whole
 from topovq.view.pictures import COLORS
@@ -50,6 +50,7 @@ def make_scale(options: Options, records: Records) -> Table:
     number = options.seeds_of(SCALE)
     chosen = cells(SCALE, options.dataset, options.codebooks)
     full = chosen[0].config(0, options.steps).steps
+    assert full is not None
     lengths = sorted({run.config["steps"] for run in records if run.finished} | {full}, reverse=True)
     points: list[Point] = []
     missing: list[str] = []
@@ -66,7 +67,9 @@ def make_scale(options: Options, records: Records) -> Table:
         points += [point for point in made if point.validations]
         early = [point for point in made if not point.validations]
         missing += [f"{point.cell.name} at step {point.step:,} (runs with --steps {point.step})" for point in early]
-    notes = check_whole(SCALE, options, {"missing": missing, "mixed": mixtures(runs)}, bool(points))
+    notes = check_whole(
+        f"{SCALE} on {options.dataset}", options, {"missing": missing, "mixed": mixtures(runs)}, bool(points)
+    )
     batch_size, usual = options.batch_size, chosen[0].setting.batch_size
     if batch_size not in (None, usual):
         notes.append(f"Trained with batches of {batch_size:,} images instead of {usual:,}.")

@@ -31,6 +31,7 @@ ROUNDING = 0.1  # by how much a number of images may differ and be the paper's n
 
 TABLES = ("sensitivity", "main", "robustness", "ablation", "gradient")
 SCALE = "scale"
+CLIENTS = "clients"
 SEEDS = 5
 FEWER_SEEDS = 3  # of the tables with many cells
 PAPER_STEPS = 30_000
@@ -158,7 +159,7 @@ SCALE_SETTINGS = {
 # method -> the quantizer's name and what the name says of its options
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "ema": ("ema", {}),
-    "ksom": ("kohonen", {}),  # with no neighborhood in the cell: the recommended schedule
+    "ksom": ("kohonen", {"neighborhood": "narrowing"}),  # if the cell names none: what was recommended until 0.2
     "ksom-paper": ("kohonen", {}),
     "gradient": ("gradient", {}),
     # The paper's row: its authors' code pulls neighbors toward the winning code by squares that it adds up over

@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Drawn
 
-from experiments.records import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, some
+from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, some
 from experiments.specs import (
     COLUMNS,
     IMAGES,
@@ -87,27 +87,28 @@ def rows_of(table: str, options: Options, records: Records) -> tuple[list[Row], 
             pending.append(cell.name)
         elif lacking:
             missing.append(f"{cell.name} (seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))})")
-        rows.append(Row(cell, cell.config(0, options.steps).steps, runs))
+        steps = cell.config(0, options.steps).steps
+        assert steps is not None
+        rows.append(Row(cell, steps, runs))
     problems = {
         "missing": missing,
         "left out, since they were run otherwise": otherwise,
         "mixed": mixtures(run for row in rows for run in row.runs),
     }
-    notes = check_whole(table, options, problems, any(row.runs for row in rows))
+    notes = check_whole(f"{table} on {options.dataset}", options, problems, any(row.runs for row in rows))
     return rows, [*notes, *([f"Not measured yet: {some(pending)}."] if pending else [])]
 
 
-def check_whole(table: str, options: Options, problems: dict[str, list[str]], anything: bool) -> list[str]:
+def check_whole(where: str, options: Options, problems: dict[str, list[str]], anything: bool) -> list[str]:
     """Refuse a table of which something is lacking; notes that say what, where a partial one was asked for."""
     said = [f"{what}: {some(names)}" for what, names in problems.items() if names]
-    where = f"{table} on {options.dataset}"
     if said and not options.partial:
         raise IncompleteTable(
             f"the table {where} is not whole; {'; '.join(said)}. Without --render-only what is missing is run; "
             "--partial shows what is there"
         )
     if not anything:
-        raise IncompleteTable(f"there is no finished run of {where}; {'; '.join(said)}")
+        raise IncompleteTable("; ".join([f"there is no finished run of {where}", *said]))
     return [f"PARTIAL: {problem}." for problem in said]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import topovq as topovq_package
 from topovq.cli import main, parse_options
 from topovq.tokenizer.models import VQVAE
 
@@ -44,11 +45,22 @@ def test_train_info_encode_decode_evaluate(tmp_path: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     assert "best validation loss" in trained.stdout
 
-    shown = topovq(tmp_path, "info", "runs/a")
+    shown = topovq(tmp_path, "info", "runs/a", "--json")
     assert shown.returncode == 0, shown.stderr
     facts = json.loads(shown.stdout)
     assert (facts["finished"], facts["step"], facts["tokens_per_image"]) == (True, 6, [[8, 8]])
     assert facts["config"]["quantizer_options"] == {"neighborhood": "gaussian", "tau": 0.2}
+
+    summary = topovq(tmp_path, "info", "runs/a").stdout.splitlines()
+    assert len(summary) == 10
+    assert max(map(len, summary)) <= 80
+    usage = f"{facts['validation']['usage']:.1%} of the codes in the 32,768 tokens of these images"  # 512 crops of 8x8
+    assert summary[-1].split(maxsplit=1) == ["usage", usage]
+
+    listed = topovq(tmp_path, "runs").stdout.splitlines()
+    assert listed[0].split() == ["run", "data", "quantizer", "codes", "step", "loss", "psnr", "usage"]
+    assert listed[1].split()[:5] == ["a", "photos", "kohonen", "64", "6"]
+    assert listed[1].split()[-1] == f"{facts['validation']['usage']:.1%}"
 
     (tmp_path / "pictures").mkdir()
     for i in range(3):
@@ -99,18 +111,45 @@ def run_main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "encode", "decode", "info", "data", "demo", "report", "explore"]
+    "command", ["train", "evaluate", "encode", "decode", "info", "runs", "data", "demo", "report", "explore"]
 )
-def test_help_is_there(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_help_is_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run_main(capsys, command, "--help")
     assert code == 0
     assert f"topovq {command}" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_help_says_what_the_bar_means_and_how_to_complete(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run_main(capsys, "train", "--help")
+    for word in ("use ", "perp ", "dead ", "drift ", "validation images, which are never trained on"):
+        assert f"  {word}" in out or word in out
+    _, out, _ = run_main(capsys, "--help")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "--tyro-print-completion bash" in out
+    code, out, _ = run_main(capsys, "--tyro-print-completion", "bash")
+    assert code == 0
+    assert "--codebook-size" in out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(capsys, "--version") == (0, f"topovq {topovq_package.__version__}\n", "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
         (["train", "fotos"], "did you mean 'photos'?"),
+        (["train", "no/such/folder"], "there is no folder 'no/such/folder'"),
+        (["train", "photos", "--wandb", "project"], "wandb is not installed; install it with: pip install"),
+        (["train", "photos", "--image-size", "30"], "image_size=30 must be a multiple of the model's total stride"),
+        (["runs", "nowhere"], "there is no folder nowhere"),
+        (["runs", "."], "there is no run in ."),
         (["train", "photos", "--model", "vqvea"], "did you mean 'vqvae'?"),
         (["train", "photos", "--quantizer", "kohonnen"], "valid: kohonen, ema, gradient"),
         (["train", "photos", "--quantizer-options", "tua=1"], "did you mean 'tau'?"),
@@ -134,6 +173,7 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     code, out, err = run_main(capsys, *arguments)
     assert code == 2
     assert message in err
@@ -158,11 +198,10 @@ def test_the_same_command_again_is_refused_and_with_resume_does_nothing(
     assert Path("runs/a/record.jsonl").read_bytes() == record
 
 
-def test_an_unknown_option_or_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(capsys, "train", "--stepz", "3")[0] == 2
-    code, out, err = run_main(capsys, "trian")
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_main(capsys, "train", "--stepz", "3")
     assert code == 2
-    assert "train" in out + err
+    assert "--steps" in out + err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
@@ -182,6 +221,35 @@ def test_data_lists_the_names_and_describes_one(capsys: pytest.CaptureFixture[st
     code, out, _ = run_main(capsys, "data", "photos")
     assert code == 0
     assert json.loads(out)["name"] == "photos"
+
+
+def test_data_reads_every_file_of_a_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for i in range(5):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{i}.png")
+    code, out, _ = run_main(capsys, "data", str(tmp_path))
+    assert (code, json.loads(out)["checked"], json.loads(out)["unreadable"]) == (0, 5, {})
+    whole = (tmp_path / "3.png").read_bytes()
+    (tmp_path / "3.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "5.jpg").write_text("no image")
+    code, out, _ = run_main(capsys, "data", str(tmp_path))
+    facts = json.loads(out)
+    assert (code, facts["checked"], facts["skipped"]) == (1, 4, 2)
+    assert facts["unreadable"][str(tmp_path / "5.jpg")] == "not an image of a known format"
+    assert str(tmp_path / "3.png") in facts["unreadable"]
+
+
+def test_a_report_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    code, _, err = run_main(capsys, "report", "no run", "-o", str(tmp_path / "report.html"))
+    assert code == 2
+    assert "report.html is there already; --force" in err
+    code, _, err = run_main(capsys, "report", "no run", "--force", "-o", str(tmp_path / "report.html"))
+    assert "there is no run at no run" in err
+    assert (tmp_path / "report.html").read_text() == "mine"
 
 
 def test_options_are_json_where_they_can_be() -> None:

@@ -374,8 +374,9 @@ def test_fault_11_checkpointing_updates_once(reentrant, options):
 def test_fault_11_accumulated_batches_are_one_update(revival):
     torch.manual_seed(0)
     whole, parts = (KohonenVQ(8, 16, threshold_ema_dead_code=revival) for _ in range(2))
+    whole(shifted(96, 8, 0))  # or both would start from another first batch
     parts.load_state_dict(whole.state_dict())
-    for step in range(3):
+    for step in range(1, 4):
         batch = shifted(96, 8, step)
         torch.manual_seed(step)
         whole(batch)

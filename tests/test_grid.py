@@ -269,6 +269,37 @@ def test_a_hexagonal_torus_needs_an_even_number_of_rows():
 # Shifts
 
 
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid(5),
+        Grid(5, wrap=True),
+        Grid((3, 4), wrap=(True, False)),
+        Grid((3, 5), size=12),
+        Grid((2, 3, 4)),
+        Grid((4, 5), topology="hexagonal"),
+        Grid((4, 5), topology="hexagonal", wrap=True),
+    ],
+    ids=str,
+)
+def test_the_place_nearest_to_a_point(grid):
+    every = torch.arange(grid.size)
+    points = grid.positions(every)
+    assert torch.equal(grid.at(points), every)
+    assert torch.equal(grid.at(points + 0.4), every)
+    assert torch.equal(grid.at(points - 0.4), every)
+    around = torch.tensor([period if math.isfinite(period) else 0.0 for period in grid.periods])
+    assert torch.equal(grid.at(points + around), every)
+    beyond = torch.tensor([0.0 if math.isfinite(period) else 99.0 for period in grid.periods])
+    if beyond.any():
+        assert (grid.at(points + beyond) == -1).all()
+        assert (grid.at(points - beyond) == -1).all()
+
+
+def test_no_code_is_nearest_to_an_empty_place():
+    assert Grid((2, 3), size=4).at(torch.tensor([[1, 0], [1, 1], [1, 2], [0, 2]])).tolist() == [3, -1, -1, 2]
+
+
 def test_shift_stops_at_open_borders():
     # 0 1 2
     # 3 4 5

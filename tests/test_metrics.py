@@ -105,3 +105,18 @@ def test_psnr_by_hand():
     assert metrics.psnr(black + 1, black) == pytest.approx(48.1308036)
     assert metrics.psnr(black, black) == math.inf
     assert metrics.to_psnr(255**2 / 100) == pytest.approx(20)
+
+
+def test_ssim_is_that_of_scikit_image():
+    from skimage.metrics import structural_similarity
+
+    torch.manual_seed(0)
+    x = torch.randint(0, 256, (3, 3, 17, 20), dtype=torch.uint8)
+    noise = 30 * torch.randn(x.shape)
+    y = (x + noise * torch.tensor([0.1, 1.0, 3.0]).view(3, 1, 1, 1)).clamp(0, 255).to(torch.uint8)
+    like_the_paper = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
+    theirs = [structural_similarity(a.numpy(), b.numpy(), channel_axis=0, **like_the_paper) for a, b in zip(x, y)]
+    torch.testing.assert_close(metrics.ssim(x, y), torch.tensor(theirs), atol=1e-10, rtol=0)
+    torch.testing.assert_close(metrics.ssim(x, x), torch.ones(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"\(3, 3, 17, 20\) and \(1, 3, 17, 20\) must be alike"):
+        metrics.ssim(x, y[:1])

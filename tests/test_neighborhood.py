@@ -17,7 +17,8 @@ from topovq.neighborhood import (
     START_SHARE,
     Neighborhood,
     Schedule,
-    recommended,
+    narrowing,
+    recommended_decay,
 )
 
 
@@ -219,7 +220,7 @@ def test_a_neighborhood_survives_its_numbers(kind, schedule):
             assert torch.equal(again.matrix(step), neighborhood.matrix(step))
 
 
-# The recommended setting
+# "narrowing"
 
 
 @pytest.mark.parametrize(
@@ -231,8 +232,8 @@ def test_a_neighborhood_survives_its_numbers(kind, schedule):
         (Grid((27, 64, 125)), 60),
     ],
 )
-def test_the_recommended_width_is_a_share_of_the_side(grid, side):
-    kind, schedule, radius = recommended(grid, 1000)
+def test_the_first_width_is_a_share_of_the_side(grid, side):
+    kind, schedule, radius = narrowing(grid, 1000)
     assert (kind, radius) == ("gaussian", None)
     first = max(LEAST_START, START_SHARE * side)
     width = Neighborhood(kind, grid, schedule=schedule, radius=radius).width
@@ -240,7 +241,7 @@ def test_the_recommended_width_is_a_share_of_the_side(grid, side):
     for share in (0.25, 0.5, 1, 1.5):  # of the steps in which it falls
         expected = first * (END_WIDTH / first) ** min(share, 1)
         assert width(torch.tensor(round(share * SPAN * 1000))).item() == pytest.approx(expected, rel=1e-12)
-    kind, schedule, radius = recommended(grid, None)
+    kind, schedule, radius = narrowing(grid, None)
     width = Neighborhood(kind, grid, schedule=schedule, radius=radius).width
     first = max(LEAST_START, min(OPEN_MOST, OPEN_SHARE * side))
     for t in (0, 1, 10_000):
@@ -251,11 +252,11 @@ def test_the_recommended_width_is_a_share_of_the_side(grid, side):
 def test_the_smallest_map_and_the_shortest_training_have_a_schedule_too():
     for grid in (Grid(1), Grid((2, 2))):
         for steps in (1, 2, None):
-            kind, schedule, radius = recommended(grid, steps)
+            kind, schedule, radius = narrowing(grid, steps)
             assert Neighborhood(kind, grid, schedule=schedule, radius=radius).widest >= LEAST_START
     for steps in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match=rf"steps={steps} must be an int of at least 1"):
-            recommended(Grid(3), steps)
+            recommended_decay(steps)
 
 
 # Refusals

@@ -4,58 +4,62 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import io
 import logging
-import os
-import signal
+import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from json import JSONDecodeError, dumps, loads
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Union
 
 import torch
 import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
+import topovq
+from topovq.exits import leads, one_line_errors, say
+from topovq.storage import refuse_to_overwrite
 from topovq.tokenizer.data import SOURCES
-from topovq.tokenizer.training import (
-    CheckpointError,
-    Diverged,
-    Interrupted,
-    MissingExtra,
-    TrainConfig,
-    open_data,
-    train,
-)
+from topovq.tokenizer.models import check_name
+from topovq.tokenizer.training import TrainConfig, open_data, train
 from topovq.tokenizer.training import evaluate as evaluate_run
 from topovq.tokenizer.training import info as describe_run
-from topovq.tokenizer.training.interrupt import ending_signals, leave_lost_terminal
+from topovq.tokenizer.training.progress import duration, shown
 from topovq.tokenizer.training.record import finite
+from topovq.tokenizer.training.summary import list_runs, summary
 
 DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and use them.
 
-  topovq demo                                     two small models on photographs, side by side, in a few minutes
-  topovq train photos --out runs/a                train on the photographs that come with the package
+  topovq demo                         two small models side by side, in minutes
+  topovq train photos --out runs/a    train on photographs of the package
   topovq train MY_IMAGES --out runs/b --model vqvae2 --image-size 256
-  topovq info runs/a                              what the run is and how far it got
-  topovq report runs/a runs/b -o report.html      what they learned, on one page
-  topovq explore runs/a                           the map in the browser: look, shift, paint
-  topovq evaluate runs/a                          its figures on the validation images
+  topovq runs                         the runs in runs/, with their figures
+  topovq info runs/a                  what the run is and how far it got
+  topovq report runs/a runs/b         what they learned, on one page
+  topovq explore runs/a               the map in the browser: look, shift, paint
+  topovq film runs/a -o film.webp     how its map unfolded (train --snapshots 60)
+  topovq evaluate runs/a              its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/
+  topovq --version
 
-Several GPUs: torchrun --nproc-per-node 8 -m topovq train ..."""
+Several GPUs: torchrun --nproc-per-node 8 -m topovq train ...
+
+Tab completion: topovq --tyro-print-completion bash (or zsh, tcsh)"""
 
 DATA_SETS = {
-    "photos": "crops of the photographs inside scikit-image and scikit-learn: nothing to download",
-    "cifar10": "60,000 images of 32x32; --data-path takes a copy of the archive, else it is fetched once",
-    "folder": "any tree of images, at --data-path; or give the folder itself instead of a name",
-    "shards": "images inside .tar files, at --data-path; or give the files themselves: 'train-{000..003}.tar'",
-    "imagenet": "ImageNet at 256x256, a folder with train/ and val/ or .tar files, at --data-path",
-    "faces": "CelebA-HQ and AFHQ at 256x256, at --data-path CELEBAHQ::AFHQ or in one place",
+    "photos": "crops of photographs inside scikit-image and scikit-learn: no download",
+    "cifar10": "60,000 images of 32x32; fetched once, or a copy at --data-path",
+    "folder": "any tree of images, at --data-path; or give the folder itself",
+    "shards": "images in .tar files, at --data-path; or give 'train-{000..003}.tar'",
+    "imagenet": "ImageNet at 256x256, train/ and val/ or .tar files, at --data-path",
+    "faces": "CelebA-HQ and AFHQ at 256x256, at --data-path CELEBAHQ::AFHQ",
 }
 
 
@@ -67,8 +71,8 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise ValueError(f"{word!r} is not of the form KEY=VALUE, such as tau=0.01")
         try:
-            options[key] = json.loads(value)
-        except json.JSONDecodeError:
+            options[key] = loads(value)
+        except JSONDecodeError:
             options[key] = value
     return options
 
@@ -80,7 +84,7 @@ Options = Annotated[
         metavar="KEY=VALUE ...",
         instance_from_str=lambda words: parse_options(words),
         is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda options: [f"{key}={json.dumps(value)}" for key, value in options.items()],
+        str_from_instance=lambda options: [f"{key}={dumps(value)}" for key, value in options.items()],
     ),
 ]
 
@@ -89,13 +93,29 @@ Options = Annotated[
 class Train(TrainConfig):
     """Train a model; the run's folder gets a record, checkpoints and the model.
 
-    DATA is a data set's name or the path of your images. The same command with --resume continues a run that was
-    stopped; SIGTERM, SIGHUP and Ctrl-C write a checkpoint first (exit codes 143, 129 and 130).
+    DATA is a data set's name or the path of your images.
+
+    Ctrl-C, SIGTERM and SIGHUP write a checkpoint first (exit codes 130, 143, 129).
+
+    The same command with --resume continues a run that was stopped.
+
+    What the bar says:
+
+      loss   of the last training steps, the quantizer's own loss included
+      use    98%/2M: 98% of the codes were chosen at least once in the last 2M
+             tokens. That is usage everywhere; at validations it is of the tokens
+             of the validation images, which are never trained on
+      perp   perplexity: so many codes, used evenly, would be as diverse
+      dead   how many codes none of these tokens chose
+      drift  how far the codes moved since the last look, as a share of their
+             spread; it falls towards the end
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = "photos"
     """Data set by name (`topovq data` lists them), a folder of images, or tar shards: a folder or a pattern such
     as 'train-{000..003}.tar' or 'shards/*.tar'."""
+    preset: Literal["auto", "small", "full"] = "auto"
+    """Sizes that are not given: full (the paper's), small (minutes on a CPU), or auto (full on a GPU, else small)."""
     model_options: Options = dataclasses.field(default_factory=dict)
     """Other arguments of the model, such as hidden=64 stride=8."""
     quantizer_options: Options = dataclasses.field(default_factory=dict)
@@ -109,10 +129,8 @@ class Train(TrainConfig):
         result = train(self)
         if leads():
             page = write_report([result.folder], result.folder / REPORT_FILE)
-            say(
-                f"best validation loss {result.best_loss:.5f} in {result.seconds:,.0f} s; the run is in {result.folder}"
-                f", its report is {page}"
-            )
+            say(f"best validation loss {result.best_loss:.5f} in {duration(result.seconds)}")
+            say(f"the run: {result.folder}\nits report: {page}")
 
 
 @dataclass(kw_only=True)
@@ -139,7 +157,7 @@ class Evaluate(OnRun):
     def __call__(self) -> None:
         figures = evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device)
         if leads():
-            print(json.dumps(finite(figures), indent=2))
+            print(dumps(finite(figures), indent=2))
 
 
 @dataclass(kw_only=True)
@@ -150,6 +168,8 @@ class Encode(OnRun):
     """A folder of images (at any depth), one image, or tar shards: a folder or a pattern such as 'val-*.tar'."""
     out: Annotated[Path, arg(aliases=["-o"])]
     """The token file; under torchrun each process writes a shard of it."""
+    force: bool = False
+    """Overwrite a token file that is there."""
     workers: int | None = None
     """Processes that decode images; one per core by default."""
 
@@ -163,6 +183,7 @@ class Encode(OnRun):
             batch_size=self.batch_size,
             device=self.device,
             workers=self.workers,
+            force=self.force,
             progress=True,
         )
         for name, reason in done.skipped.items():
@@ -178,28 +199,48 @@ class Decode(OnRun):
     """A file that `topovq encode` wrote."""
     out: Annotated[Path, arg(aliases=["-o"])]
     """Folder for the images."""
+    force: bool = False
+    """Decode tokens that another model wrote, and overwrite images that are there."""
 
     def __call__(self) -> None:
         from topovq.tokenizer.tokens import decode
 
-        done = decode(self.run, self.tokens, self.out, batch_size=self.batch_size, device=self.device, progress=True)
+        how: dict[str, Any] = {"batch_size": self.batch_size, "device": self.device, "force": self.force}
+        done = decode(self.run, self.tokens, self.out, **how, progress=True)
         say(f"{images(done)} decoded to {self.out}")
 
 
 @dataclass
 class Info:
-    """Print what a run is and how far it got, as JSON."""
+    """Print what a run is and how far it got."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """Folder of the run."""
+    json: bool = False
+    """All there is to know, as JSON."""
 
     def __call__(self) -> None:
-        print(json.dumps(finite(describe_run(self.run)), indent=2))
+        facts = describe_run(self.run)
+        print(dumps(finite(facts), indent=2) if self.json else "\n".join(summary(facts)))
+
+
+@dataclass
+class Runs:
+    """List the runs in a folder with the figures of their last validations."""
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")] = Path("runs")
+    """Where the runs are, at any depth."""
+
+    def __call__(self) -> None:
+        Console(highlight=False).print(list_runs(self.folder))
 
 
 @dataclass
 class Data:
-    """Fetch a data set if need be, check it and describe it; without a name, list the names."""
+    """Fetch a data set if need be, read every image, and describe it as JSON; without a name, list the names.
+
+    The exit code is 1 if some image cannot be read. Training passes such images over.
+    """
 
     name: Annotated[Positional[str | None], arg(metavar="NAME")] = None
     """Data set by name, a folder of images, or tar shards."""
@@ -211,7 +252,11 @@ class Data:
             print("\n".join(f"{name:10}{DATA_SETS[name]}" for name in SOURCES))
             return
         with open_data(self.name, self.data_path) as source:
-            print(json.dumps(source.describe(), indent=2))
+            checked = sum(shown(source.check(), "reading", None))
+            facts = source.describe() | {"checked": checked, "unreadable": source.unreadable}
+        print(dumps(facts, indent=2))
+        if source.unreadable:
+            sys.exit(1)
 
 
 @dataclass
@@ -239,10 +284,13 @@ class Report:
     """Folders of the runs."""
     out: Annotated[Path, arg(aliases=["-o"])] = Path("report.html")
     """The page; it needs no other file and no network."""
+    force: bool = False
+    """Overwrite a page that is there."""
 
     def __call__(self) -> None:
         from topovq.view.report import write_report
 
+        refuse_to_overwrite(self.out, self.force)
         say(f"The page: {write_report(self.runs, self.out).resolve()}")
 
 
@@ -258,67 +306,40 @@ class Explore:
     """A folder of images to pick from, besides the validation images."""
     host: str = "127.0.0.1"
     """Address to listen at; the default is reached from this machine alone, others want a token."""
+    follow: bool = False
+    """Show how the map unfolds instead, while it trains or afterwards: best of a run with `train --snapshots 60`."""
 
     def __call__(self) -> None:
         from topovq.view.explorer import explore
 
-        explore(self.runs, self.port, self.images, self.host)
+        explore(self.runs, self.port, self.images, self.host, self.follow)
 
 
-COMMANDS = (Train, Evaluate, Encode, Decode, Info, Data, Demo, Report, Explore)
+@dataclass
+class Film:
+    """Write how a run's map unfolded as an animation, from what `topovq train --snapshots N` kept."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Folder of the run."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("film.webp")
+    """The animation, .webp or .gif."""
+    map: int = 0
+    """Which of a model's maps, 0 being the coarsest."""
+    force: bool = False
+    """Overwrite a file that is there."""
+
+    def __call__(self) -> None:
+        from topovq.view.film import write_film
+
+        refuse_to_overwrite(self.out, self.force)
+        say(f"The film: {write_film(self.run, self.out, which=self.map).resolve()}")
 
 
-def leads() -> bool:
-    """Whether this is the process that speaks for all that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
+COMMANDS = (Train, Evaluate, Encode, Decode, Info, Runs, Data, Demo, Report, Explore, Film)
 
 
 def images(number: int) -> str:
     return f"{number:,} image" + "s" * (number != 1)
-
-
-def say(text: str) -> None:
-    Console(highlight=False).print(text, soft_wrap=True, markup=False)
-
-
-@contextlib.contextmanager
-def sigterm_unwinds() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the command as an exception does, so that half-written files go and workers end.
-    Training has its own answer to them."""
-
-    def unwind(signum: int, frame: FrameType | None) -> None:
-        leave_lost_terminal()
-        sys.exit(128 + signum)
-
-    before = {signum: signal.signal(signum, unwind) for signum in ending_signals()}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-@contextlib.contextmanager
-def one_line_errors(program: str) -> Iterator[None]:
-    """Have a user's mistake end in one line on stderr and exit code 2, other failures in 1."""
-    try:
-        with sigterm_unwinds():
-            yield
-    except Interrupted as stopped:
-        if leads():
-            print(f"{program}: {stopped}", file=sys.stderr)
-        sys.exit(stopped.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # `| head` has seen enough; what is still to be flushed goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
-    except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (OSError, CheckpointError, Diverged) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        sys.exit(1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -330,10 +351,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> Callable[[], None]:
     """The command that the arguments name; without any, those of the process."""
-    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["reproduce"]:
-        raise ValueError("reproduce is now `python -m experiments NAME`, in a clone of the repository")
-    choices: dict[str, Callable[..., Any]] = {cls.__name__.lower(): cls for cls in COMMANDS}
-    command: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
-        choices, prog="topovq", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,)
-    )
+    choices = {cls.__name__.lower(): cls for cls in COMMANDS}
+    first = next(iter(sys.argv[1:] if arguments is None else arguments), "--help")
+    if first == "--version":
+        return lambda: print(f"topovq {topovq.__version__}")
+    if first == "reproduce":
+        raise ValueError("reproduce is now `python -m experiments NAME`, in a clone")
+    listed = first.startswith("-")  # the list of commands has a line for each, the help of one has all
+    if not listed:
+        check_name("command", first, choices)
+    about = {name: (cls.__doc__ or "").splitlines()[0] if listed else None for name, cls in choices.items()}
+    named = [Annotated[cls, tyro.conf.subcommand(name, description=about[name])] for name, cls in choices.items()]
+    one_of: Any = Union[tuple(named)]  # noqa: UP007 (they are not known before)
+    with lines_that_fit(choices):
+        command: Callable[[], None] = tyro.cli(
+            one_of,
+            prog="topovq",
+            description=DESCRIPTION,
+            args=arguments,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        )
     return command
+
+
+@contextlib.contextmanager
+def lines_that_fit(commands: Iterable[str]) -> Iterator[None]:
+    """Have lines of the help end between words: tyro wraps those in boxes alone. The first names no commands."""
+
+    class Help(io.StringIO):
+        encoding = sys.stdout.encoding  # which decides how boxes are drawn
+
+        def isatty(self) -> bool:
+            return stdout.isatty()
+
+    stdout, text = sys.stdout, Help()
+    try:
+        with contextlib.redirect_stdout(text):
+            yield
+    finally:
+        printed = text.getvalue().replace(f"{{{','.join(commands)}}}", "COMMAND", 1)
+        usage, boxes, rest = printed.partition("\n╭" if "\n╭" in printed else "\n -")
+        if usage.startswith(("usage", "\x1b")):
+            width = shutil.get_terminal_size().columns
+            plain = [(line, re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in usage.split("\n")]
+            fill = partial(textwrap.fill, width=width, break_on_hyphens=False)
+            usage = "\n".join(line if len(bare) <= width else fill(bare) for line, bare in plain)
+        stdout.write(usage + boxes + rest)

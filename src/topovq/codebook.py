@@ -1,8 +1,9 @@
-"""The codebook: its state, and Kohonen's mini-batch rule that moves it.
+"""The codebook: its state, and the rules that move it.
 
 Legend: N vectors, K codes w, D dimensions; m sums, N_k counts (running); S, c the sums and counts of one batch;
 A the neighborhood matrix at step t; beta = 1 - decay.
 
+Kohonen's mini-batch rule, for a neighborhood by name:
     m <- decay * m + beta * A^T S        N <- decay * N + beta * A^T c        w = m / N
 
 With A = I this is EMA-VQ. Two details decide how it behaves (see docs/explanation/rule.md):
@@ -10,6 +11,18 @@ With A = I this is EMA-VQ. Two details decide how it behaves (see docs/explanati
                      N~ = (N + eps) / (sum N + K eps) * sum N.
                      False: a code that receives no weight in this batch keeps m, N and w, and nothing is smoothed.
     count_smoothing  "carried": N~ replaces N (the paper's numbers); "copy": N~ only divides m.
+
+"ride", the recommended rule: each code has EMA-VQ's mean of its own vectors, and rides along with its neighbors.
+    m <- decay * m + beta * S            N <- decay * N + beta * c
+    u = gain * (A^T F / A^T c - lam * w),  F = S - (1 - lam) * c * w        0 where A^T c <= LEAST_WEIGHT
+    w <- m / N + u                       m <- m + N * u                     m / N is w where N <= 1e-20
+u_k is gain times the mean of (x - w_j) + lam * (w_j - w_k) over vectors x, whose winner is j, weighted by A_jk: how far
+the vectors of the neighborhood are from their codes, and a weak pull to those. lam = 1 is Kohonen's x - w_k. It is
+PULL * beta / gain / sqrt(1 + t / PULL_SPAN), at most 1, so that the pull is a share of a code's own, whatever decay is.
+A reaches less than 8 cells and never narrows (ops/ride.py). A code has its start from the first batch (ops/starts.py),
+and dead ones come back beside busy neighbors (ops/ride.py), unless dead_threshold asks for another way. Counts are
+never smoothed: eps and count_smoothing mean nothing here, and with update_empty=False a code that no vector chose keeps
+m and N but rides. neighborhood.py has the numbers.
 
 With decay = 1 codes stay where they start. Statistics are changed in place: their addresses never change. Nothing here
 waits for the device.
@@ -35,7 +48,9 @@ from topovq.ops.recall import Recall
 from topovq.ops.search import nearest
 from topovq.ops.smooth import smooth
 from topovq.ops.snapshot import held, snapshot
-from topovq.ops.update import Batch, Rule, State, follow_use, update
+from topovq.ops.starts import lay_map, sample_rows
+from topovq.ops.update import Batch, Rule, State, update
+from topovq.ops.use import follow_use
 from topovq.state import CodebookState
 
 COUNT_SMOOTHINGS = ("carried", "copy")
@@ -68,6 +83,7 @@ class Codebook(CodebookState):
         dim: int,
         neighborhood: Neighborhood,
         *,
+        ride: bool = False,
         metric: str = "euclidean",
         precision: str = "exact",
         decay: float = 0.99,
@@ -97,6 +113,7 @@ class Codebook(CodebookState):
                 "a count of vectors per batch of at least 1: a code chosen less than that often is revived"
             )
         moves = ema_update and decay < 1
+        starts = kmeans_init or (ride and moves)
         if dead_threshold and (learnable or not moves):
             raise ValueError(
                 f"threshold_ema_dead_code={dead_threshold!r} needs running counts, which codes that follow the "
@@ -112,10 +129,12 @@ class Codebook(CodebookState):
             count_init=count_init,
             learnable=learnable,
             memory=decay if decay < 1 else USUAL_DECAY,
-            initialized=not kmeans_init,
+            initialized=not starts,
             # Where empty codes keep their counts, those do not tell how much a code received lately.
             follow_weight=dead_threshold > 0 and not update_empty,
         )
+        self.ride = ride
+        self.kmeans_init = kmeans_init
         self.metric = metric
         # Cosine's codes and vectors have length one; a layer whose codes keep their lengths sets this to False.
         self.unit_length = metric == "cosine"
@@ -145,11 +164,11 @@ class Codebook(CodebookState):
         self.settle()
         moves, valid_N = learns and not in_backward(), None
         if moves:
-            if not self.is_initialized or self.dead_threshold:
-                valid_N = counted(x_ND, held(self.codes) if self.is_initialized else None, learns)
+            if not self.is_initialized:
+                self.start(x_ND, keep_N)
+            if self.dead_threshold:
+                valid_N = counted(x_ND, held(self.codes), learns)
                 valid_N = valid_N if keep_N is None else valid_N & keep_N
-                if not self.is_initialized:
-                    self.initialize(x_ND.detach(), valid_N)
             if may_be_recomputed():
                 self.recall.remember(self.codes, self.step, x_ND)
         again = learns and in_backward() and self.recall.forwards  # then it sees what the first forward saw
@@ -241,7 +260,8 @@ class Codebook(CodebookState):
             self._follow_weight(self.received, counts_K)
         state = State(self.codes, self.sums, self.counts, self.hits, self.idle, self.step, self.frozen)
         carried = self.count_smoothing == "carried"
-        rule = Rule(self.decay, self.eps, self.update_empty, carried, cosine=self.unit_length)
+        revive = self.ride and not self.dead_threshold
+        rule = Rule(self.decay, self.eps, self.update_empty, carried, self.unit_length, self.ride, revive)
         update(state, Batch(sums_KD, counts_K), self.neighborhood, rule)
 
     @torch.no_grad()
@@ -251,14 +271,14 @@ class Codebook(CodebookState):
         self.learn(sums_KD, counts_K, skipped)
         self.sums.copy_(before_sums_KD.lerp(self.sums, share_K1))
         self.counts.copy_(before_K.lerp(self.counts, share_K))
-        between_KD = self.sums / self.divisor()[:, None]
+        between_KD = torch.where(self.counts[:, None] > 0, self.sums / self.divisor()[:, None], self.codes)
         between_KD = F.normalize(between_KD, dim=1) if self.unit_length else between_KD
         whole_KD = torch.where((share_K1 == 1) | self.frozen[:, None], self.codes, between_KD)
         self.codes.copy_(torch.where(share_K1 == 0, before_KD, whole_KD))
 
     def divisor(self) -> Tensor:
         """What m is divided by to give w, [K]: N, smoothed where the rule smooths a copy."""
-        if not self.update_empty or self.count_smoothing == "carried":
+        if self.ride or not self.update_empty or self.count_smoothing == "carried":
             return self.counts
         total = self.counts.sum()
         return (self.counts + self.eps) / (total + self.size * self.eps) * total
@@ -269,7 +289,9 @@ class Codebook(CodebookState):
         It is at least `hits`, which are without neighbors and start from 0, and at most `counts`, which only decay in
         updates that give a code something. A loader that knew no `received` may have left anything there.
         """
-        _, weight_K = smooth(counts_K[:, None], counts_K, self.neighborhood, self.step)
+        weight_K = counts_K
+        if not self.ride:
+            _, weight_K = smooth(counts_K[:, None], counts_K, self.neighborhood, self.step)
         sound_K = torch.maximum(self.hits, torch.minimum(received_K.nan_to_num(), self.counts))
         moved_K = self.decay * sound_K + (1 - self.decay) * weight_K
         received_K.copy_(held(torch.where(counts_K.sum() > 0, moved_K, received_K)))
@@ -293,16 +315,44 @@ class Codebook(CodebookState):
         self.codes.copy_(torch.where(dead_K[:, None], candidates_KD, self.codes))
         self.sums.copy_(torch.where(dead_K[:, None], candidates_KD * self.counts[:, None], self.sums))
 
+    def start(self, x_ND: Tensor, keep_N: Tensor | None) -> None:
+        """`initialize`, from those of the vectors that count, of which `keep_N` leaves some out."""
+        valid_N = counted(x_ND, None, learns=True)
+        self.initialize(x_ND.detach(), valid_N if keep_N is None else valid_N & keep_N)
+
     @torch.no_grad()
     def initialize(self, x_ND: Tensor, valid_N: Tensor) -> None:
-        """Start from the first batch: vectors drawn from it, then `kmeans_iters` steps of Lloyd's algorithm.
+        """Start from the first batch: as a map laid over it, or with `kmeans_init` from vectors drawn from it, then
+        `kmeans_iters` steps of Lloyd's algorithm.
 
-        An empty batch is none: the next one starts the codes. One without a valid vector counts, since only the device
-        knows, but leaves the codes as they are. Frozen codes stay where they are, and so do codes that came from
-        elsewhere in whatever way: only the device knows that, too.
+        A batch without a valid vector is none: the next one starts the codes. Where only the device knows, in a
+        compiled or captured step, such a batch counts, but leaves the codes as they are. Frozen codes stay where they
+        are, and so do codes that came from elsewhere in whatever way.
         """
         if not x_ND.shape[0] and not (self.sync and distributed.world_size() > 1):
             return
+        if self.kmeans_init:
+            codes_KD, any_valid = self._k_means(x_ND, valid_N)
+            count = torch.ones_like(any_valid, dtype=self.hits.dtype)
+        else:
+            grid = self.neighborhood.grid
+            codes_KD, vectors = lay_map(x_ND, valid_N, grid, self.metric, self.precision, self.sync)
+            any_valid, count = vectors > 0, (vectors / self.size).to(self.hits)  # as the running counts will be
+        known = self.initialized | self.was_filled()
+        if self.unit_length:
+            codes_KD = F.normalize(codes_KD, dim=1)
+        starts_K = any_valid & ~known & ~self.frozen
+        self.codes.copy_(torch.where(starts_K[:, None], codes_KD, self.codes))
+        if not self.learnable:  # sums to match; where only codes were filled, they are still those of other codes
+            first = any_valid & ~self.initialized
+            counts_K = torch.where(first & (self.counts == 0) if self.kmeans_init else starts_K, count, self.counts)
+            self.counts.copy_(counts_K)
+            self.sums.copy_(torch.where(first, self.codes * counts_K[:, None], self.sums))
+        self.initialized.logical_or_(any_valid)
+        self.is_initialized = bool(self.initialized) if self._has_values(self.initialized) else True
+
+    def _k_means(self, x_ND: Tensor, valid_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(centers [K, D], whether there was any vector)."""
         codes_KD, any_valid = sample_rows(x_ND, valid_N, self.size, self.sync)
         for _ in range(self.kmeans_iters):
             index_N = torch.where(valid_N, self.search(x_ND, codes_KD), -1)
@@ -311,17 +361,7 @@ class Codebook(CodebookState):
             stats = distributed.sum_over_ranks(stats) if self.sync else stats
             counts_K1 = stats[:, -1:]
             codes_KD = torch.where(counts_K1 > 0, stats[:, :-1] / counts_K1.clamp(min=1), codes_KD)
-        known = self.initialized | self.was_filled()
-        if self.unit_length:
-            codes_KD = F.normalize(codes_KD, dim=1)
-        starts_K = any_valid & ~known & ~self.frozen
-        self.codes.copy_(torch.where(starts_K[:, None], codes_KD, self.codes))
-        if not self.learnable:  # sums to match; where only codes were filled, they are still those of other codes
-            empty_K = ~self.initialized & (self.counts == 0)
-            self.counts.copy_(torch.where(empty_K, 1.0, self.counts))
-            self.sums.copy_(torch.where(self.initialized, self.sums, self.codes * self.counts[:, None]))
-        self.initialized.fill_(True)
-        self.is_initialized = True
+        return codes_KD, any_valid
 
     @contextmanager
     def accumulate_updates(self) -> Iterator[None]:
@@ -350,30 +390,5 @@ class Codebook(CodebookState):
         return metrics.health_figures(self.hits, self.idle, self.memory, self.codes, before_KD)
 
     def extra_repr(self) -> str:
-        return f"{self.size} codes of {self.codes.shape[1]} dimensions, {self.neighborhood}"
-
-
-def sample_rows(x_ND: Tensor, valid_N: Tensor, count: int, sync: bool) -> tuple[Tensor, Tensor]:
-    """(rows [count, D] float32, whether there was any): valid vectors of all ranks, the same on each rank.
-
-    Vectors repeat only where there are fewer than `count`. A rank without a valid vector adds nothing and waits for
-    nobody; no rank asks its device anything.
-    """
-    n = x_ND.shape[0]
-    several = sync and distributed.world_size() > 1
-    share_R = valid_N.new_zeros(distributed.world_size() if several else 1, dtype=torch.int64)
-    here = distributed.rank() if several else 0
-    share_R[here] = valid_N.sum()
-    if several:
-        share_R = distributed.sum_over_ranks(share_R)
-    total = share_R.sum()
-    start = share_R[:here].sum()
-    slot = torch.arange(count, device=x_ND.device)
-    # Spread evenly over the vectors of all ranks, of which this rank holds those from `start` on.
-    place = torch.where(total > count, slot * total // count, slot % total.clamp(min=1)) - start
-    mine = (place >= 0) & (place < share_R[here])
-    rows = x_ND.new_zeros(count, x_ND.shape[1], dtype=torch.promote_types(x_ND.dtype, torch.float32))
-    if n:
-        order_N = torch.where(valid_N, torch.rand(n, device=x_ND.device), 2.0).argsort()
-        rows = torch.where(mine[:, None], x_ND[order_N[place.clamp(0, n - 1)]].to(rows.dtype), 0)
-    return (distributed.sum_over_ranks(rows) if several else rows), total > 0
+        how = "ride, " if self.ride else ""
+        return f"{self.size} codes of {self.codes.shape[1]} dimensions, {how}{self.neighborhood}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from topovq.tokenizer.training import TrainConfig, train
 from topovq.tokenizer.training.record import RECORD_FILE
 from topovq.view.pictures import COLORS, codebook_map, film, pixel_error, shifted
-from topovq.view.report import CURVES, Study, study, write_page
+from topovq.view.report import CURVES, DEMO_FILE, DEMO_LINK, REPORT_FILE, Study, study, write_page
 
 TWINS = {"KSOM": "kohonen", "EMA-VQ": "ema"}
 OFFSETS = range(-3, 4)
@@ -30,12 +30,16 @@ def demo(out: Path, steps: int = 600) -> Path:
     console.print(f"Two models on the same photographs, {steps} steps each; only the codebook's learning rule differs.")
     twins = [_train(name, kind, out / kind, steps) for name, kind in TWINS.items()]
     errors = {twin.name: _shift_error(twin) for twin in twins}
-    page = write_page(twins, out / "index.html", TITLE, INTRODUCTION.format(**errors))
+    page = out / DEMO_FILE
+    for twin in twins:
+        write_page([twin], twin.folder / REPORT_FILE, twin.name, links=[(DEMO_LINK, page)])
+    reports = [(f"The report of {twin.name}", twin.folder / REPORT_FILE) for twin in twins]
+    write_page(twins, page, TITLE, INTRODUCTION.format(**errors), reports)
     _draw(twins).savefig(out / "demo.png", dpi=90)
     last = {twin.name: twin.validations[-1] for twin in twins}
     for label, told in {
         "validation loss": {name: f"{line['loss']:.4f}" for name, line in last.items()},
-        "codes in use": {name: f"{line['usage']:.0%}" for name, line in last.items()},
+        "usage of the codes": {name: f"{line['usage']:.0%}" for name, line in last.items()},
         "error after a shift of one": {name: f"{error:.0f} gray levels" for name, error in errors.items()},
     }.items():
         console.print(f"{label + ':':29}" + ", ".join(f"{name} {value}" for name, value in told.items()))
@@ -83,10 +87,11 @@ def _draw(twins: list[Study]) -> Figure:
     """Curves, codebook maps, and reconstructions with shifted tokens."""
     figure = Figure(figsize=(15, 14.2), layout="constrained")
     top, middle, bottom = figure.subfigures(3, 1, squeeze=False, height_ratios=[1, 1.35, 2.6]).flat
-    for axes, (label, key) in zip(top.subplots(1, 3), CURVES.items()):
+    validated = {label: key for label, key in CURVES.items() if key != "train_loss"}
+    for axes, (label, key) in zip(top.subplots(1, len(validated)), validated.items()):
         for twin in twins:
-            steps = [line["step"] for line in twin.validations]
-            axes.plot(steps, [line[key] for line in twin.validations], color=COLORS[twin.name], label=twin.name)
+            steps, values = zip(*twin.curve(key))
+            axes.plot(steps, values, color=COLORS[twin.name], label=twin.name)
         axes.set(xlabel="step", title=label)
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False)

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topovq.panel import panel
+
 TOPOLOGIES = ("rectangular", "hexagonal")
 ROW_HEIGHT = math.sqrt(3) / 2  # of a hexagonal lattice whose neighbors are one unit apart
 LARGEST_ASPECT = 4  # a balanced grid is never longer than this many times its shortest side
+MOST_DRAWN, MOST_NUMBERED = 1024, 256  # places in a notebook's picture of a grid
 NEAR_SQUARE = 1.25  # ... and one whose last row is partly empty this many times: its shape is free
 
 
@@ -133,6 +136,21 @@ class Grid:
         row, column = coords.unbind(-1)
         return torch.stack([row * ROW_HEIGHT, column + 0.5 * (row % 2)], -1)
 
+    def at(self, points: Tensor) -> Tensor:
+        """Flat indices int64 [...] of the places nearest to points [..., D] of `positions`; -1 where there is no code.
+
+        Axes that wrap go round; beyond an open border there is nothing.
+        """
+        along = list(points.double().unbind(-1))
+        if self.topology == "hexagonal":
+            row = (along[0] / ROW_HEIGHT + 0.5).floor()
+            along = [row, along[1] - 0.5 * (row % 2)]
+        places = [(a + 0.5).floor().long() for a in along]
+        places = [p % n if wraps else p for p, n, wraps in zip(places, self.shape, self.wrap)]
+        on = torch.stack([(p >= 0) & (p < n) for p, n in zip(places, self.shape)]).all(0)
+        index = self._flatten(places)
+        return torch.where(on & (index < self.size), index, -1)
+
     @property
     def periods(self) -> tuple[float, ...]:
         """The length of each axis in the units of `positions`, where it wraps; infinity where it is open."""
@@ -213,6 +231,33 @@ class Grid:
 
     def __hash__(self) -> int:
         return hash((self.shape, self.size, self.topology, self.wrap))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the sides and borders, and where they can be seen the places, numbered where few."""
+        empty = "" if self._size is None else f" at {self.places:,} places: the last row is not full"
+        names = ("rows", "columns") if self.ndim == 2 else [f"axis {axis}" for axis in range(self.ndim)]
+        sides = {
+            name: f"{n:,}, {'goes round' if wraps else 'open'}" for name, n, wraps in zip(names, self.shape, self.wrap)
+        }
+        picture = [[self._svg()]] if self.ndim <= 2 and self.places <= MOST_DRAWN else []
+        return panel("Grid", {"codes": f"{self.size:,}{empty}", "topology": self.topology, **sides}, picture)
+
+    def _svg(self) -> str:
+        """The places as outlines, with their indices where there is room."""
+        positions = self.positions()
+        x_K, y_K = positions.flip(-1).T.tolist() if self.ndim == 2 else (positions[:, 0].tolist(), [0.0] * self.size)
+        hexagonal = self.topology == "hexagonal"
+        outline = "m0-.55l.47.28v.54l-.47.28l-.47-.28v-.54z" if hexagonal else "m-.46-.46h.92v.92h-.92z"
+        cells = "".join(f"M{x:.4g} {y:.4g}{outline}" for x, y in zip(x_K, y_K))
+        wide, high = max(x_K) + 1.4, max(y_K) + 1.4
+        numbered = enumerate(zip(x_K, y_K)) if self.size <= MOST_NUMBERED else ()
+        numbers = "".join(f'<text x="{x:.4g}" y="{y + 0.1:.4g}">{k}</text>' for k, (x, y) in numbered)
+        return (
+            f'<svg viewBox="-.7 -.7 {wide:.4g} {high:.4g}" style="width: {min(28 * wide, 480):.0f}px; max-width: 100%" '
+            f'role="img" aria-label="the places of the map"><path d="{cells}" fill="currentColor" fill-opacity=".08" '
+            'stroke="currentColor" stroke-width=".03"/><g fill="currentColor" font-size=".3" text-anchor="middle">'
+            f"{numbers}</g></svg>"
+        )
 
     def __repr__(self) -> str:
         size = "" if self._size is None else f"size={self._size}, "

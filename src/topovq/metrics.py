@@ -5,6 +5,7 @@ Legend: N vectors x, K codes w, D dimensions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,9 +18,11 @@ from topovq.neighborhood import Neighborhood
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import center_of, nearest
 from topovq.ops.smooth import smooth
+from topovq.panel import panel
 
 BLOCK = 2**24  # distances held at a time: 64 MiB of float32
 STRAY = 10.0  # times as far out as the codes in use: a dead code beyond is far outside the data
+SSIM_SIDE, SSIM_WIDTH = 11, 1.5  # pixels of the window, and of its Gaussian
 
 
 # Use of the codes
@@ -71,6 +74,14 @@ class Health(NamedTuple):
     """Codes that are not finite, or dead and far outside the data (`stray`)."""
     advice: str = ""
     """Which codes are stray, and what to do; empty where none is."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same figures, named, with units, and the advice where there is any."""
+        forms = {"usage": ".1%", "perplexity": ",.1f", "drift": ".2%", "advice": ""}
+        told = {name: format(value, forms.get(name, ",")) for name, value in self._asdict().items() if value != ""}
+        if math.isnan(self.drift):
+            told["drift"] = "not known yet: it is the way since health was last asked"
+        return panel("Health", {name.replace("_", " "): figure for name, figure in told.items()})
 
 
 FIGURES = 6  # the fields above that are numbers: what `health_figures` gives
@@ -175,6 +186,32 @@ def not_neighbors(i: Tensor, j: Tensor, grid: Grid) -> Tensor:
     return grid.distance(i, j) > neighbor_radius(grid) + 1e-9
 
 
+def neighbors(grid: Grid) -> Tensor:
+    """int64 [K, n]: the places next to each place (one unit away), -1 where there is none."""
+    every = torch.arange(grid.size)
+    found = []
+    for offset in itertools.product((-1, 0, 1), repeat=grid.ndim):
+        # On an axis of two places both ways lead to the same one.
+        if not any(offset) or any((n == 1 and o) or (n == 2 and o < 0) for n, o in zip(grid.shape, offset)):
+            continue
+        there = grid.full.shift(every, offset, wrap=True)
+        near = (grid.full.distance(every, there) < 1 + 1e-9) & (there != every) & (there < grid.size)
+        found.append(torch.where(near, there, -1))
+    return torch.stack(found, 1) if found else torch.full((grid.size, 1), -1)
+
+
+def neighbor_distances(codes_KD: Tensor, grid: Grid) -> Tensor:
+    """The U-matrix, float32 [K]: mean Euclidean distance of a code to the codes next to it; 0 for a lone one."""
+    near_Kn, codes_KD = neighbors(grid), codes_KD.float().cpu()
+    total_K, number_K = torch.zeros(grid.size), torch.zeros(grid.size)
+    for near_K in near_Kn.unbind(1):
+        there = near_K >= 0
+        apart_K = torch.linalg.vector_norm(codes_KD - codes_KD[near_K.clamp(min=0)], dim=1)
+        total_K += torch.where(there, apart_K, 0.0)
+        number_K += there
+    return total_K / number_K.clamp(min=1)
+
+
 def distortion(x_ND: Tensor, codes_KD: Tensor, neighborhood: Neighborhood, step: int | Tensor = 0) -> Tensor:
     """Mean over vectors of sum_k A[k*, k] |x - w_k|^2, with k* the closest code: what a batch step lowers, k* fixed.
 
@@ -243,3 +280,31 @@ def to_psnr(squared_error: float) -> float:
 def psnr(ours: Tensor, theirs: Tensor) -> float:
     """Peak signal-to-noise ratio of two uint8 images in dB."""
     return to_psnr(float((ours.double() - theirs.double()).square().mean()))
+
+
+def ssim(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Structural similarity of images [B, C, H, W] with pixels 0 to 255, [B] (Wang et al. 2004).
+
+    Means, variances and covariance are under an 11 x 11 Gaussian of width 1.5; the borders are left out.
+    """
+    if ours.shape != theirs.shape or ours.ndim != 4 or min(ours.shape[2:]) < SSIM_SIDE:
+        raise ValueError(
+            f"images of shapes {tuple(ours.shape)} and {tuple(theirs.shape)} must be alike, [B, C, H, W] with at least "
+            f"{SSIM_SIDE} pixels a side"
+        )
+    x, y = ours.double(), theirs.double()  # differences of squares; and float32 convolutions may round to 10 bits
+    offset = torch.arange(SSIM_SIDE, device=x.device, dtype=x.dtype) - SSIM_SIDE // 2
+    weight = torch.exp(-offset.square() / (2 * SSIM_WIDTH**2))
+    weight = (weight / weight.sum()).expand(x.shape[1], 1, 1, -1)
+
+    def mean(z: Tensor) -> Tensor:
+        z = torch.nn.functional.conv2d(z, weight, groups=x.shape[1])
+        return torch.nn.functional.conv2d(z, weight.mT, groups=x.shape[1])
+
+    mean_x, mean_y = mean(x), mean(y)
+    var_x, var_y = mean(x * x) - mean_x**2, mean(y * y) - mean_y**2
+    covariance = mean(x * y) - mean_x * mean_y
+    near, far = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    similar = (2 * mean_x * mean_y + near) * (2 * covariance + far)
+    similar = similar / ((mean_x**2 + mean_y**2 + near) * (var_x + var_y + far))
+    return similar.mean((1, 2, 3))

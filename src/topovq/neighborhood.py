@@ -34,14 +34,27 @@ SCHEDULES = ("harmonic", "linear", "exponential")
 CUTOFF = 1e-10  # a weight below this share of the whole is no weight
 NARROWEST = 1e-6  # a neighborhood of width 0 is the identity: no division by it
 
-# The recommended setting (docs/explanation/default.md says what it rests on).
+# The recommended setting, "ride" (codebook.py has the rule, docs/explanation/default.md what it rests on).
+RIDE_SPACING = 4.0  # cells between the points through which neighbors share how far their vectors moved
+GAIN = 0.3  # share of what its neighborhood's vectors moved that a code moves along with
+PULL = 0.3  # of a code to its neighbors, at first, as a share of the pull of the vectors that choose it,
+PULL_SPAN = 2500  # ... falling as 1/sqrt(1 + t / PULL_SPAN)
+LEAST_WEIGHT = 1e-3  # vectors, weighted by distance on the map, without which a code does not ride
+WAIT = 50  # updates without a vector after which a code is dead,
+WAIT_VECTORS = 8  # ... or the updates that bring this many vectors for each code where those are more,
+LONGEST_WAIT = 5000  # ... but never more than this
+NEAR = 1.2  # cells: a dead code asks a place at distance NEAR / u, u uniform
+MOST_SPREAD = 16.0  # vectors, of those that chose the place asked, that widen where the dead code comes to
+PASSES = 16  # of the batch map that lays the codes over the first batch
+MEMORY = 100  # updates that the running means go back, 1 / (1 - decay),
+MEMORY_SHARE = 1 / 60  # ... or this share of the steps where that is less,
+LEAST_MEMORY = 20  # ... but never below this
+
+# What was recommended until version 0.2, "narrowing".
 START_SHARE = 1 / 16  # first width, as a share of the map's side
 LEAST_START = 1.0  # ... but never below this many cells
 END_WIDTH = 0.3  # last width: a neighbor's weight is 1.5e-5
 SPAN = 0.5  # share of the steps over which the width falls
-MEMORY = 100  # updates that the running means go back, 1 / (1 - decay),
-MEMORY_SHARE = 1 / 60  # ... or this share of the steps where that is less,
-LEAST_MEMORY = 20  # ... but never below this
 OPEN_SHARE = 1 / 2  # first width where the number of steps is not known: wide enough to take all codes along at once,
 OPEN_MOST = 16.0  # ... but never above this many cells: on larger maps it reaches the far ones in waves
 OPEN_TAU = 0.01  # of 1/(1 + t*tau) there, per cell of the first width
@@ -197,16 +210,14 @@ class Neighborhood:
         return f"Neighborhood({self.kind!r}, {self.grid}, schedule={self.schedule}, radius={self.radius})"
 
 
-def recommended(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | None]:
-    """(kind, schedule, radius) of the recommended neighborhood; `steps` is the number of updates to come, if known.
+def narrowing(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | None]:
+    """(kind, schedule, radius) of "narrowing"; `steps` is the number of updates to come, if known.
 
     A Gaussian that starts a share of the map's side wide, the side being the geometric mean of its axes. With `steps`,
     START_SHARE, falling exponentially to END_WIDTH over SPAN of them and staying there. Without, OPEN_SHARE, up to
     OPEN_MOST cells, falling as in the paper, 1/sqrt(1 + t*tau), with tau = OPEN_TAU * start: twice as wide a start
     takes twice as long to come down to one cell.
     """
-    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-        raise ValueError(f"steps={steps!r} must be an int of at least 1: the number of training updates to come")
     side = grid.size ** (1 / grid.ndim)
     if steps is None:
         start = max(LEAST_START, min(OPEN_MOST, OPEN_SHARE * side))
@@ -217,6 +228,8 @@ def recommended(grid: Grid, steps: int | None) -> tuple[str, Schedule, float | N
 
 def recommended_decay(steps: int | None) -> float:
     """0.99, or less where `steps` is known and so small that the codes would lag behind the encoder for much of it."""
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise ValueError(f"steps={steps!r} must be an int of at least 1: the number of training updates to come")
     memory = MEMORY if steps is None else min(MEMORY, max(LEAST_MEMORY, MEMORY_SHARE * steps))
     return round(1 - 1 / memory, 4)
 

@@ -119,6 +119,11 @@ class HubModule:
         """The arguments that config.json at `path` names: none that the class does not have."""
         parameters = inspect.signature(cls.__init__).parameters
         check_counts(config, path)
+        if "model" in config and "model" not in parameters:
+            raise ValueError(
+                f"{path.parent} is the model of a run ({config['model']}), not a saved {cls.__name__}: "
+                f"topovq.load({str(path.parent)!r}) gives the model, and its .quantizers are what it quantizes with"
+            )
         unknown = config.keys() - parameters
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise ValueError(f"{path} has {sorted(unknown)[0]!r}, which is no argument of {cls.__name__}")
@@ -247,7 +252,10 @@ def _find(model_id: str, name: str, hub: dict[str, Any]) -> Path:
         return Path(hf_hub_download(repo_id=model_id, filename=name, **hub))
     path = Path(model_id) / name
     if not path.is_file():
-        raise FileNotFoundError(f"there is no {name} in {model_id!r}: was it saved by save_pretrained?")
+        hint = "was it saved by save_pretrained?"
+        if (Path(model_id) / "record.jsonl").is_file():
+            hint = f"it is a run, whose model topovq.load({model_id!r}) gives"
+        raise FileNotFoundError(f"there is no {name} in {model_id!r}: {hint}")
     return path
 
 

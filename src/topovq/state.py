@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from topovq import metrics
 from topovq.neighborhood import Neighborhood
 from topovq.ops.direct import plain
-from topovq.ops.update import NEVER
+from topovq.ops.use import NEVER
 
 HALF = (torch.float16, torch.bfloat16)
 WHOLE = ("codes", "hits", "step")  # what every state has, but not one that a loader hands over tensor by tensor
@@ -76,6 +76,7 @@ class CodebookState(nn.Module):
         self.register_buffer("drawn", codes_KD[:, 0].clone() if learnable and not initialized else None)
         self.register_buffer("pending", None, persistent=False)
         # On the host, so that no step asks the device: whether the codes have their start, whether anything is pending.
+        self.starts = not initialized  # from the first batch
         self.is_initialized = initialized
         self.is_pending = False
 
@@ -98,7 +99,7 @@ class CodebookState(nn.Module):
             with torch.inference_mode(False) if evaluates else nullcontext():  # what is made within cannot be trained
                 self._make_float32()
         if not self.is_initialized and self._has_values(self.initialized):
-            self.is_initialized = bool(self.initialized)
+            self.is_initialized = bool(self.initialized) or not self.starts
 
     def _make_float32(self) -> None:
         for name, buffer in list(self._buffers.items()):
@@ -166,7 +167,7 @@ class CodebookState(nn.Module):
             self._complete(state, prefix, errors)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
         if self._has_values(self.initialized):
-            self.is_initialized = bool(self.initialized)
+            self.is_initialized = bool(self.initialized) or not self.starts
 
     def _complete(self, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
         """Make of a stored state one of this codebook: from before a buffer existed, in half precision, on a map."""

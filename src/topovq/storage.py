@@ -29,6 +29,12 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def refuse_to_overwrite(path: Path, force: bool) -> None:
+    """Refuse a path at which something is, unless `force` says that it may go."""
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} is there already; --force (force=True) overwrites it")
+
+
 def append(path: Path, data: bytes) -> None:
     """Add `data` to the end of `path` and flush it to the disk; after a failure the file may end in a part of it."""
     with naming(path), open(path, "ab") as file:

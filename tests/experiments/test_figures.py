@@ -18,7 +18,7 @@ from PIL import Image
 from experiments import figures
 from experiments.figures import FIGURES, FROM_RECORDS, QUICK_SIZE, Search, figures_of, panels
 from experiments.plots import Look, curve, draw_losses, draw_perplexities, weights
-from experiments.records import Records
+from experiments.runs import Records
 from experiments.specs import Options
 from topovq.tokenizer.data import open_source
 from topovq.tokenizer.training import TrainConfig, train

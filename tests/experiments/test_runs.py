@@ -43,7 +43,8 @@ def test_the_processes_of_a_sweep_know_them(tmp_path: Path) -> None:
     small: dict[str, Any] = {"hidden": 8, "residual_hidden": 4, "residual_layers": 1}
     runs = [
         TrainConfig(data="photos", image_size=32, model_options=small, codebook_size=32, code_dim=4, quantizer="fsq",
-                    steps=1, batch_size=8, learning_rate=1e-3, seed=seed, device="cpu", precision="fp32")
+                    steps=1, batch_size=8, validate_every=1, learning_rate=1e-3, seed=seed, device="cpu",
+                    precision="fp32")
         for seed in (0, 1)
     ]  # fmt: skip
     results = run_all(runs, tmp_path, jobs=2)

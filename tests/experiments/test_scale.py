@@ -11,7 +11,7 @@ import pytest
 from made_records import lines_of, write_record
 
 from experiments import specs
-from experiments.records import Records
+from experiments.runs import Records
 from experiments.scale import LOOKS, draw_scale, make_scale
 from experiments.specs import Options
 from experiments.tables import IncompleteTable, Table, as_csv, markdown

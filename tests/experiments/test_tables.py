@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.records import Records, Spread
+from experiments.runs import Records, Spread
 from experiments.specs import Cell, Options, cells
 from experiments.tables import FORMATS, IncompleteTable, as_csv, latex, make_table, markdown, terminal
 

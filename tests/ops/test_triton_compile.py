@@ -16,12 +16,11 @@ import os, re, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops.triton import accumulate, codes, dense, quantize, search, smooth, thin, update
+from topovq.ops.triton import accumulate, codes, quantize, ride, search, smooth, thin, update
 
-POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "course_ptr": "*fp64",
+POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "idle_ptr": "*i32",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
-            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "chosen_ptr": "*i32", "ranks_ptr": "*i32",
-            "idle_ptr": "*i32"}
+            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "schedule_ptr": "*fp64"}
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
 def build(kernel, constants, options=None, **types):
@@ -58,26 +57,28 @@ def check_who_reads(kernel, code):
     for pointer in read & written:
         assert len(layouts[pointer]) == 1, f"{kernel}: {pointer} is read or written as {layouts[pointer]}"
 
-def course(kind, schedule):
-    return {"KIND": kind, "SCHEDULE": schedule}
-
-for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", False), ("given", True)):
+for schedule, wrap in (("harmonic", False), ("linear", True), ("exponential", False)):
     for tile in (smooth.SMALL, smooth.LARGE):
-        step = "*fp64" if schedule == "given" else "*i64"
         # Numbers that are 1 are compiled in: the strides and columns of a line of codes of one dimension.
         line = {"sums_columns": 1, "counts_columns": 1, "counts_place_stride": 1}
         ones = line if wrap else {"counts_column_stride": 1}
-        how = {**course("gaussian", schedule), "WRAP": wrap, "WIDE": smooth.WIDE, "PRECISION": tile.precision}
-        how |= {"BLOCK_C": tile.block_c, "BLOCK_J": tile.block_j, **ones}
-        how |= {"D": 1 if wrap else 64, "LISTED": schedule in ("given", "exponential")}
-        how["LEAD"] = {"harmonic": "open", "given": "ring"}.get(schedule, "whole")
-        how["FULL"] = schedule in ("given", "linear")
-        build(smooth._points_kernel, {**how, "BLOCK_I": tile.block_u}, step_ptr=step)
-        how |= {"NEAR": smooth.NEAR, "LONG": tile is smooth.LARGE, "BUT_NARROW": schedule != "given"}
-        build(smooth._axis_kernel, {**how, "BLOCK_I": tile.block_i}, step_ptr=step)
-    how = {**course("gaussian", schedule), "WIDE": smooth.WIDE, "LISTS": True, "BLOCK": 512, "after": 1}
-    how["FULL"] = wrap
-    build(smooth._begin_kernel, how, width_ptr="*fp64", step_ptr=step)
+        lead = {"harmonic": "open", "linear": "ring"}.get(schedule, "whole")
+        how = {"SCHEDULE": schedule, "WRAP": wrap, "LEAD": lead}
+        how |= {"BLOCK_I": tile.block_i, "BLOCK_C": tile.block_c, "BLOCK_J": smooth.BLOCK_J, **ones}
+        for long, to_points in ((False, False), (True, False), (True, True)):
+            way = {"LONG": long, "TO_POINTS": to_points, "BUT_NARROW": schedule != "linear"}
+            build(smooth._axis_kernel, {**how, **way})
+for axes, hexagonal, d in ((1, False, 8), (2, False, 64), (2, True, 8), (3, False, 256)):
+    lattice = {"WRAP0": axes == 3, "WRAP1": hexagonal, "WRAP2": axes == 3, "HEXAGONAL": hexagonal}
+    lattice |= {name: 1 for name in ("n0", "n1")[: 3 - axes]}
+    rule = {"UPDATE_EMPTY": not hexagonal, "COSINE": hexagonal}
+    who = {"asked_ptr": "*i32", "heard_ptr": "*i32", "axes_ptr": "*fp64"}
+    lattice |= {"ALL0": axes < 3, "ALL1": axes < 2, "ALL2": False} | {name: 1 for name in ("p0", "p1")[: 3 - axes]}
+    how = {"UPDATE_EMPTY": not hexagonal, "BLOCK": ride.COUNTS, "BLOCK_D": min(64, d), "SLOTS": ride.SLOTS}
+    build(ride._counts_kernel, {**how, **{name: value for name, value in lattice.items() if name != "p0"}}, **who)
+    shape = {"DP": d, "BLOCK_K": 2048 // d, "PROGRAMS": 16}
+    build(ride._codes_kernel, {**rule, "REVIVE": True, "AXES": axes, **lattice, **shape}, **who)
+    build(ride._revive_kernel, {"COSINE": hexagonal, "DP": d, "BLOCK_K": 4096 // d}, **who)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False),
     ("gaussian", "exponential", False),
@@ -85,12 +86,12 @@ for kind, schedule, hexagonal in (
     lattice = {"WRAP0": False, "WRAP1": hexagonal, "WRAP2": not hexagonal, "HEXAGONAL": hexagonal, "n0": 1}
     full = {"FULL": schedule != "exponential", **lattice}
     unused = {"steps_ptr": "*fp32", "lengths_ptr": "*fp32"} if kind == "none" else {}
-    build(update._counts_kernel, {**course(kind, schedule), **full, "BLOCK": update.COUNTS}, **unused)
+    build(update._counts_kernel, {"KIND": kind, "SCHEDULE": schedule, **full, "BLOCK": update.COUNTS}, **unused)
     rule = {"KIND": kind, "UPDATE_EMPTY": not hexagonal, "CARRIED": True, "COSINE": False}
     build(update._codes_kernel, {**rule, **full, "BLOCK_K": 32, "DP": 64, "PROGRAMS": 1}, **unused)
-    blocks = {"BLOCK_I": dense.BLOCK_I, "BLOCK_J": dense.BLOCK_J, "BLOCK_D": 64}
+    blocks = {"BLOCK_I": smooth.DENSE_I, "BLOCK_J": smooth.DENSE_J, "BLOCK_D": 64}
     dense_kind = {"none": "exponential"}.get(kind, kind)
-    build(dense._dense_kernel, {**course(dense_kind, schedule), **lattice, **blocks})
+    build(smooth._dense_kernel, {"KIND": dense_kind, "SCHEDULE": schedule, **lattice, **blocks})
 for k, d, precision in (
     (512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 128, "exact"), (8_192, 128, "fast"),
     (8_192, 256, "exact"), (8_192, 256, "fast"), (8_192, 512, "exact"),

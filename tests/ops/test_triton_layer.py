@@ -76,6 +76,5 @@ def test_the_default_dtype_changes_nothing(monkeypatch, dtype):
         finally:
             torch.set_default_dtype(torch.float32)
         after.append((index, loss, layer.codebook, layer.codebooks[0].counts))
-    for one, two in zip(*after):
-        assert one.dtype == two.dtype
-        assert torch.equal(one, two)
+    for one, two in zip(*after):  # on a device, sums are added in any order
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)

@@ -15,8 +15,7 @@ from topovq.grid import Grid
 from topovq.neighborhood import CUTOFF, Neighborhood, Schedule
 from topovq.ops.smooth import smooth, smooth_reference
 from topovq.ops.triton import smooth as module
-from topovq.ops.triton.course import course_of, course_table, width_and_strength
-from topovq.ops.triton.smooth import LARGE, SMALL, gaussian_triton, tile
+from topovq.ops.triton.smooth import LARGE, SMALL, gaussian_triton, schedule_table, tile, width_and_strength
 
 # NumPy, which the interpreter computes with, warns where a kernel meets NaN or fills a tile up with zeros.
 # Where nothing was written, a kernel may compute with what happens to be there, for nobody.
@@ -26,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 STEP = torch.tensor(2)
+WIDE = module.WIDE.value
 
 
 def gaussian(grid: Grid, width: float) -> Neighborhood:
@@ -41,8 +41,8 @@ def kernel_smooth(
 
 
 @triton.jit
-def _course_kernel(step_ptr, course_ptr, out_ptr, KIND: tl.constexpr, SCHEDULE: tl.constexpr):
-    width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+def _schedule_kernel(step_ptr, schedule_ptr, out_ptr, KIND: tl.constexpr, SCHEDULE: tl.constexpr):
+    width, strength = width_and_strength(step_ptr, schedule_ptr, KIND, SCHEDULE)
     tl.store(out_ptr, width)
     tl.store(out_ptr + 1, strength)
 
@@ -61,12 +61,11 @@ def _course_kernel(step_ptr, course_ptr, out_ptr, KIND: tl.constexpr, SCHEDULE: 
 @pytest.mark.parametrize("kind", ["hard", "gaussian", "exponential"])
 def test_width_and_strength_are_those_of_the_schedule_in_float64(kind, schedule):
     neighborhood = Neighborhood(kind, Grid((4, 5)), schedule=schedule)
-    for t in (0, 1, 7, 11, 12, 14_999, 10**6, 2**40):
-        step = torch.tensor(t)
+    for t in (0, 1, 7, 0.25, 11, 12, 14_999, 10**6, 2**40):  # estimators count in fractions of a pass
+        step = torch.tensor(t, dtype=torch.float64 if isinstance(t, float) else torch.int64)
         out = torch.empty(2, dtype=torch.float64, device=DEVICE)
-        course = course_of(neighborhood)
-        table = course_table(course, out.device)
-        _course_kernel[(1,)](step.to(DEVICE), table, out, KIND=course.kind, SCHEDULE=course.schedule)
+        table = schedule_table(schedule, neighborhood.widest, out.device)
+        _schedule_kernel[(1,)](step.to(DEVICE), table, out, KIND=kind, SCHEDULE=schedule.kind)
         expected = [neighborhood.width(step).item(), neighborhood.strength(step).item()]
         assert out.tolist() == pytest.approx(expected, rel=1e-14)
 
@@ -75,9 +74,9 @@ def test_width_and_strength_are_those_of_the_schedule_in_float64(kind, schedule)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_smooth(grid, width):
     sums, counts = noise(grid.size, 33 if grid.size < 100 else 1), (torch.arange(grid.size) % 4 % 3).float()
-    at = gaussian(grid, width)
-    exact = smooth_reference(sums.double(), counts.double(), at, STEP)
-    for got, plain, true in zip(kernel_smooth(sums, counts, grid, width), smooth(sums, counts, at, STEP), exact):
+    at = (gaussian(grid, width), STEP)
+    exact = smooth_reference(sums.double(), counts.double(), *at)
+    for got, plain, true in zip(kernel_smooth(sums, counts, grid, width), smooth(sums, counts, *at), exact):
         assert got.dtype == torch.float32
         error, plain_error = (each.double().sub(true).abs().max() for each in (got, plain))
         assert error <= 2 * plain_error + 5e-7 * true.abs().max()
@@ -90,8 +89,7 @@ def test_smooth_with_large_tiles(monkeypatch, grid):
     assert tile(max(grid.shape), 3, 2) == LARGE
     sums, counts = noise(grid.size, 5), noise(grid.size).abs()
     for width in (0.3, 4.0, 200.0):
-        at = gaussian(grid, width)
-        exact = smooth_reference(sums.double(), counts.double(), at, STEP)
+        exact = smooth_reference(sums.double(), counts.double(), gaussian(grid, width), STEP)
         for got, true in zip(kernel_smooth(sums, counts, grid, width), exact):
             assert got.double().sub(true).abs().max() <= 1e-6 * true.abs().max()
 
@@ -109,21 +107,20 @@ WIDE_GRIDS = [
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small tiles", "large tiles"])
-@pytest.mark.parametrize("width", [module.WIDE, 9.3, 12.5, 40.0, 300.0])
+@pytest.mark.parametrize("width", [WIDE, 9.3, 12.5, 40.0, 300.0])
 @pytest.mark.parametrize("grid", WIDE_GRIDS, ids=str)
 def test_wide_gaussians_over_points(monkeypatch, grid, width, large):
     """The way over points against the sum over places, in float64: every weight to float32."""
     monkeypatch.setattr(module, "PROGRAMS", 0 if large else 10**9)
     sums, counts = noise(grid.size, 5), noise(grid.size).abs()
-    at = gaussian(grid, width)
-    exact = smooth_reference(sums.double(), counts.double(), at, STEP)
+    exact = smooth_reference(sums.double(), counts.double(), gaussian(grid, width), STEP)
     for got, true in zip(kernel_smooth(sums, counts, grid, width), exact):
         assert got.double().sub(true).abs().max() <= 1e-6 * counts.sum()
     # One code chosen: single weights, down to small ones
     counts = torch.zeros(grid.size)
     counts[grid.size // 3] = 1
     _, got = kernel_smooth(counts[:, None], counts, grid, width)
-    true = smooth_reference(counts.double()[:, None], counts.double(), at, STEP)[1]
+    true = smooth_reference(counts.double()[:, None], counts.double(), gaussian(grid, width), STEP)[1]
     assert ((got.double() - true).abs() / true)[true > 1e-6].max() < 5e-6
     assert (got.double() - true).abs().max() < 1e-6
 
@@ -131,108 +128,74 @@ def test_wide_gaussians_over_points(monkeypatch, grid, width, large):
 @pytest.mark.parametrize(
     ("grid", "width"),
     [
-        (Grid((66, 70)), module.WIDE),
+        (Grid((66, 70)), WIDE),
         (Grid((66, 70)), 30.0),
-        (Grid((79, 64), wrap=(True, False)), module.WIDE),
+        (Grid((79, 64), wrap=(True, False)), WIDE),
         (Grid((64, 78), wrap=(False, True)), 12.0),  # too wide for the ring
         (Grid((64, 2, 65)), 9.3),
+        (Grid((3, 66, 2), wrap=(False, True, False)), WIDE),
+        (Grid((30, 20)), 9.3),  # wide, but no axis is long
         (Grid((66, 70), size=4561), 9.3),
-        (Grid((64, 66), wrap=(False, True), size=4161), module.WIDE),
+        (Grid((64, 66), wrap=(False, True), size=4161), WIDE),
     ],
     ids=str,
 )
 def test_wide_gaussians_over_the_points_of_two_axes(monkeypatch, grid, width):
     monkeypatch.setattr(module, "PROGRAMS", 0)
     sums, counts = noise(grid.size, 1), noise(grid.size).abs()
-    at = gaussian(grid, width)
-    exact = smooth_reference(sums.double(), counts.double(), at, STEP)
+    exact = smooth_reference(sums.double(), counts.double(), gaussian(grid, width), STEP)
     for got, true in zip(kernel_smooth(sums, counts, grid, width), exact):
         assert got.double().sub(true).abs().max() <= 2e-6 * true.abs().max()
 
 
-@pytest.mark.parametrize(
-    ("grid", "width", "share", "block"),
-    [
-        (Grid(130), 3.0, 0.1, 16),
-        (Grid((40, 9), wrap=True), 0.7, 0.1, 16),  # few places within reach
-        (Grid((40, 9), wrap=True), 0.7, 0.1, 32),  # a tile is of two lines, but for those along the last axis
-        (Grid((40, 9), wrap=True), 50.0, 0.3, 16),  # on a ring each place counts once
-        (Grid((3, 66, 2), wrap=(False, True, False)), 4.0, 0.3, 16),
-        (Grid((66, 70)), module.WIDE, 0.02, 16),
-        (Grid((70, 3)), 30.0, 1.0, 16),
-        (Grid((70, 3)), 30.0, 1.0, 32),
-        (Grid((79, 3), wrap=(True, False)), module.WIDE, 0.1, 16),
-        (Grid((2, 78), wrap=(False, True)), 12.0, 0.1, 16),  # too wide for the ring
-        (Grid((2, 65)), 9.3, 0.3, 16),
-        (Grid((30, 20)), 9.3, 0.1, 16),  # wide, but no axis is long
-        (Grid((30, 20)), 3.0, 0.0, 16),
-        (Grid((40, 9), size=353), 0.7, 0.3, 16),
-        (Grid((40, 9), wrap=True, size=353), 50.0, 1.0, 32),
-        (Grid((66, 64), size=4161), 9.3, 0.02, 16),
-        (Grid((40, 9), size=353), 3.0, 0.3, 16),
-        (Grid((3, 70), size=171), 30.0, 1.0, 16),
-    ],
-    ids=str,
-)
-def test_sums_of_a_batch_go_through_lists_of_chosen_codes(monkeypatch, grid, width, share, block):
-    monkeypatch.setattr(module, "MANY", 0)
-    monkeypatch.setattr(module, "tile", lambda *shape: SMALL._replace(block_c=block))
-    chosen = torch.rand(grid.size, generator=torch.Generator().manual_seed(1)) < share
-    counts = chosen * 3.0
-    sums = noise(grid.size, 16) * counts[:, None]
-    at = gaussian(grid, width)
-    got_sums, got_counts = gaussian_triton(sums.to(DEVICE), counts.to(DEVICE), at, STEP.to(DEVICE), of_a_batch=True)
-    true_sums, true_counts = smooth_reference(sums.double(), counts.double(), at, STEP)
-    assert got_sums.cpu().double().sub(true_sums).abs().max() <= 2e-6 * true_counts.max()
-    assert got_counts.cpu().double().sub(true_counts).abs().max() <= 2e-6 * true_counts.max()
-
-
-@pytest.mark.parametrize("width", [3.0, 9.0])
-def test_what_no_vector_chose_is_not_read(monkeypatch, width):
-    monkeypatch.setattr(module, "MANY", 0)
-    grid = Grid((3, 65))
-    counts = torch.zeros(grid.size)
-    counts[[5, 70, 194]] = 1
-    sums = torch.where(counts[:, None] > 0, 1.0, torch.nan).expand(-1, SMALL.block_c).contiguous()
-    on_device = (sums.to(DEVICE), counts.to(DEVICE), gaussian(grid, width), STEP.to(DEVICE))
-    smoothed, same = gaussian_triton(*on_device, of_a_batch=True)
-    torch.testing.assert_close(smoothed, same[:, None].expand_as(smoothed))
-
-
-@pytest.mark.parametrize(("width", "many"), [(0.7, 10**9), (3.0, 10**9), (9.0, 10**9), (3.0, 0), (9.0, 0)])
-def test_what_lies_behind_the_last_code_is_not_read(monkeypatch, width, many):
-    monkeypatch.setattr(module, "MANY", many)
+@pytest.mark.parametrize("width", [0.7, 3.0, 9.0])
+def test_what_lies_behind_the_last_code_is_not_read(width):
     grid = Grid((3, 66), size=140)
-    memory = torch.full((grid.places, SMALL.block_c + 1), torch.nan, device=DEVICE)
+    memory = torch.full((grid.places, SMALL.block_c + 1), torch.nan)
     memory[: grid.size] = 1
     sums, counts = memory[:, 1:].contiguous()[: grid.size], memory[:, 0].contiguous()[: grid.size]
-    smoothed, same = gaussian_triton(sums, counts, gaussian(grid, width), STEP.to(DEVICE), of_a_batch=True)
+    smoothed, same = kernel_smooth(sums, counts, grid, width)
     assert smoothed.shape == sums.shape
     assert same.isfinite().all()
     torch.testing.assert_close(smoothed, same[:, None].expand_as(smoothed))
 
 
+def test_what_is_narrow_is_left_to_the_window(monkeypatch):
+    """With `but_narrow` nothing is written where only the next places are within reach, which is up to 0.417."""
+    grid, ones = Grid((3, 5)), torch.ones(15, 1, device=DEVICE)
+    monkeypatch.setattr(module.torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
+    for width, written in ((0.41, False), (0.42, True)):
+        at = gaussian(grid, width)
+        smoothed, _ = gaussian_triton(ones, ones[:, 0].contiguous(), at, STEP.to(DEVICE), but_narrow=True)
+        assert smoothed.isfinite().all() == written
+        smoothed, _ = gaussian_triton(ones, ones[:, 0].contiguous(), at, STEP.to(DEVICE))
+        assert smoothed.isfinite().all()
+
+
 def test_the_way_over_points_is_taken(monkeypatch):
     taken = []
-    original = module._points_kernel
+    original = module._axis_kernel
 
     class Watched:
         def __getitem__(self, programs):
-            taken.append(programs)
-            return original[programs]
+            def launch(*arguments, **how):
+                taken.append(how["TO_POINTS"])
+                original[programs](*arguments, **how)
 
-    monkeypatch.setattr(module, "_points_kernel", Watched())
+            return launch
+
+    monkeypatch.setattr(module, "_axis_kernel", Watched())
     counts = torch.ones(64 * 3)
     kernel_smooth(counts[:, None], counts, Grid((64, 3)), 9.0)
     kernel_smooth(counts[:, None], counts, Grid((3, 64)), 9.0)
-    assert len(taken) == 2  # once each: along the axis that is long enough
+    assert taken == 2 * [True, False, False]  # once each: along the axis that is long enough
 
 
 @pytest.mark.parametrize("n", [64, 512, 4096, 2**20])
 def test_points_fit_where_they_are_kept(n):
     # width / RATIO apart, over the axis and half a reach beyond each end
     reach = math.sqrt(-math.log(CUTOFF))
-    for width in (module.WIDE, 1.01 * module.WIDE, 100.0):
+    for width in (WIDE, 1.01 * WIDE, 100.0):
         assert (n - 1 + reach * width) / (width / 2.75) + 1 <= module.most_points(n) <= n
 
 

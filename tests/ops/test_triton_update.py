@@ -13,7 +13,7 @@ from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.ops.smooth import method, smooth_reference
 from topovq.ops.triton import update as triton_update
-from topovq.ops.triton.dense import dense_triton
+from topovq.ops.triton.smooth import dense_triton
 from topovq.ops.triton.update import update_triton
 from topovq.ops.update import Batch, Rule, State, update
 

@@ -5,7 +5,9 @@ import torch
 
 from topovq.grid import Grid
 from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule
+from topovq.ops.starts import lay_map
 from topovq.ops.update import Batch, Rule, State, update
+from topovq.ops.use import NEVER
 
 RULE = Rule(decay=0.75, eps=1e-5, update_empty=False, carried=True, cosine=False)
 
@@ -59,3 +61,26 @@ def test_rarely_chosen_codes_are_pulled_to_the_origin():
         update(state, Batch(counts[:, None].clone(), counts), Neighborhood("none", Grid(size)), rule)
     assert codes[0].item() == pytest.approx(c / (c + 0.001), rel=1e-3)
     assert codes[1].item() == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("revive", [True, False])
+def test_the_operation_that_rides_keeps_to_its_schema_and_is_the_function(revive):
+    neighborhood = Neighborhood("none", Grid((3, 4)))
+    rule = RULE._replace(ride=True, revive=revive)
+    (state, batch), (expected, _) = some_state(), some_state()
+    for made in (state, expected):
+        made.idle_K.fill_(NEVER + 10**6)
+    torch.library.opcheck(torch.ops.topovq.update.default, (*state, *batch, *neighborhood.numbers, *rule))
+    for _ in range(9):  # a dead code asks one place at a time
+        torch.ops.topovq.update.default(*state, *batch, *neighborhood.numbers, *rule)
+        update(expected, batch, neighborhood, rule)
+    assert all(torch.equal(a, b) for a, b in zip(state, expected))
+    assert ((state.idle_K >= NEVER) & (state.idle_K < NEVER + 10)).any() == revive
+
+
+def test_the_operation_that_lays_a_map_is_the_function():
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    given = (x, torch.ones(50, dtype=torch.bool), [3, 5], [False, True], "rectangular", 14, "euclidean", "exact", True)
+    torch.library.opcheck(torch.ops.topovq.lay_map.default, given)
+    expected = lay_map(*given[:2], Grid((3, 5), wrap=(False, True), size=14), *given[-3:])
+    assert all(torch.equal(a, b) for a, b in zip(torch.ops.topovq.lay_map.default(*given), expected))

@@ -88,6 +88,7 @@ def test_layouts_tokens_and_their_inverse(layout, x_shape, token_shape, shape):
 def test_masking_is_removing(layout, x_shape, token_shape, shape):
     torch.manual_seed(0)
     masked, plain = KohonenVQ(6, 16, **layout, **shape), KohonenVQ(6, 16, **shape)
+    masked(torch.randn(x_shape))  # the codes' start, from a few vectors, would show how they were rounded
     plain.load_state_dict(masked.state_dict())
     x = torch.randn(x_shape)
     mask = torch.rand(token_shape) > 0.4

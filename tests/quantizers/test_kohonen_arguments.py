@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from topovq import GradientVQ, Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
-from topovq.neighborhood import Neighborhood, recommended
+from topovq.neighborhood import Neighborhood, narrowing
 
 
 def test_codes_on_the_map():
@@ -32,14 +32,25 @@ def setting(vq: KohonenVQ) -> tuple[str, Schedule, float | None]:
     return vq.neighborhood.kind, vq.neighborhood.schedule, vq.neighborhood.radius
 
 
+def rides(vq: KohonenVQ) -> bool:
+    return vq.codebook_of(0).ride
+
+
 def test_a_neighborhood_left_open_is_the_recommended_one():
-    grid = Grid((16, 32))
-    assert setting(KohonenVQ(4, 512)) == recommended(grid, None)
-    assert setting(KohonenVQ(4, 512, steps=1000)) == recommended(grid, 1000)
-    assert setting(SoftKohonenVQ(4, 512, steps=1000)) == recommended(grid, 1000)
+    for vq in (KohonenVQ(4, 512), KohonenVQ(4, 512, steps=1000), KohonenVQ(4, 512, neighborhood="ride", steps=1000)):
+        assert rides(vq)
     for vq in ResidualVQ(4, 512, num_quantizers=2, steps=1000).quantizers:
-        assert setting(vq) == recommended(grid, 1000)
-    assert setting(KohonenVQ(4, 100, grid=100, steps=1000)) == recommended(Grid(100), 1000)
+        assert rides(vq)
+    for kind in ("none", "hard", "gaussian", "exponential", "narrowing"):
+        assert not rides(KohonenVQ(4, 512, neighborhood=kind))
+
+
+def test_what_was_recommended_before_has_a_name():
+    grid = Grid((16, 32))
+    assert setting(KohonenVQ(4, 512, neighborhood="narrowing")) == narrowing(grid, None)
+    assert setting(KohonenVQ(4, 512, neighborhood="narrowing", steps=1000)) == narrowing(grid, 1000)
+    assert setting(SoftKohonenVQ(4, 512, steps=1000)) == narrowing(grid, 1000)
+    assert setting(KohonenVQ(4, 100, grid=100, neighborhood="narrowing", steps=9)) == narrowing(Grid(100), 9)
 
 
 def test_a_short_training_has_a_shorter_memory():
@@ -51,20 +62,23 @@ def test_a_short_training_has_a_shorter_memory():
     assert decay(steps=1_200, decay=0.5) == 0.5
 
 
-def test_codes_that_receive_nothing_stay_with_the_recommended_neighborhood():
+def test_codes_that_receive_nothing_stay_with_a_narrowing_neighborhood():
     def decays(**options):
         return KohonenVQ(4, 16, **options).codebook_of(0).update_empty
 
-    assert [decays(), decays(steps=9), decays(tau=0.5), decays(update_empty=True)] == [False, False, False, True]
+    assert [decays(neighborhood="narrowing"), decays(tau=0.5), decays(radius=2.0)] == [False, False, False]
+    assert [decays(), decays(steps=9), decays(update_empty=False)] == [True, True, False]
     assert [decays(neighborhood=kind) for kind in ("none", "hard", "gaussian")] == [True, True, True]
     assert decays(neighborhood="hard", update_empty=False) is False
 
 
-def test_what_is_given_takes_the_place_of_the_recommended_part():
-    kind, _, radius = recommended(Grid((16, 32)), None)
-    assert setting(KohonenVQ(4, 512, tau=0.5)) == (kind, Schedule.harmonic(0.5), radius)
-    assert setting(KohonenVQ(4, 512, radius=3.0)) == (kind, recommended(Grid((16, 32)), None)[1], 3.0)
-    assert setting(KohonenVQ(4, 512, schedule=Schedule.linear(4, 1, 9))) == (kind, Schedule.linear(4, 1, 9), None)
+def test_what_is_given_takes_the_place_of_a_part_of_the_narrowing_neighborhood():
+    kind, falls, radius = narrowing(Grid((16, 32)), None)
+    for named in ({}, {"neighborhood": "narrowing"}):
+        assert setting(KohonenVQ(4, 512, tau=0.5, **named)) == (kind, Schedule.harmonic(0.5), radius)
+        assert setting(KohonenVQ(4, 512, radius=3.0, **named)) == (kind, falls, 3.0)
+        linear = Schedule.linear(4, 1, 9)
+        assert setting(KohonenVQ(4, 512, schedule=linear, **named)) == (kind, linear, None)
 
 
 @pytest.mark.parametrize("kind", ["none", "hard", "gaussian", "exponential"])
@@ -91,7 +105,7 @@ BAD_ARGUMENTS = [
     ({"codebook_size": 16, "grid": (3, 6)}, r"holds 18 codes, but codebook_size=16; .* give a Grid with size=16"),
     ({"codebook_size": 16, "grid": Grid((3, 6), size=17)}, r"holds 17 codes, but codebook_size=16"),
     ({"codebook_size": 16, "tau": -0.1}, r"tau=-0.1"),
-    ({"codebook_size": 16, "neighborhood": "square"}, r"'square'.*'hard'"),
+    ({"codebook_size": 16, "neighborhood": "square"}, r"'square'.*'ride'.*'hard'"),
     ({"codebook_size": 16, "topology": "round"}, r"'round'.*'hexagonal'"),
     ({"codebook_size": 16, "metric": "manhattan"}, r"'manhattan'.*'cosine'"),
     ({"codebook_size": 16, "count_smoothing": "none"}, r"'none'.*'carried'"),
@@ -104,6 +118,7 @@ BAD_ARGUMENTS = [
     ({"codebook_size": 16, "steps": 9, "neighborhood": "hard"}, r"steps=9.*neighborhood='hard'.*leave one out"),
     ({"codebook_size": 16, "steps": 9, "tau": 0.1, "radius": 2.0}, r"steps=9.*tau=0.1, radius=2.0.*leave one out"),
     ({"codebook_size": 16, "steps": 9, "schedule": Schedule.linear(3, 1, 10)}, r"steps=9.*schedule=.*leave one out"),
+    ({"codebook_size": 16, "neighborhood": "ride", "tau": 0.1}, r"neighborhood='ride'.*leave out tau=0.1"),
     ({"codebook_size": 16, "learnable_codebook": True}, "ema_update=False"),
     ({"codebook_size": 16, "heads": 0}, "heads=0"),
     ({"codebook_size": 16, "commitment_weight": float("nan")}, "commitment_weight=nan"),

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from topovq import GradientVQ, Grid, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
+from topovq import GradientVQ, Grid, GroupedResidualVQ, KohonenVQ, ResidualVQ, Schedule, SoftKohonenVQ
 
 WRITTEN = ["README.md", "config.json", "manifest.json", "model.safetensors"]
 LAYERS = {
@@ -81,6 +81,38 @@ def test_learnable_codes_that_were_saved_with_a_neighborhood_still_load(tmp_path
     rewrite(tmp_path, {**config, "neighborhood": "hard", "tau": 0.2})
     x = torch.randn(20, 4)
     assert torch.equal(kind.from_pretrained(tmp_path)(x).quantized, made.eval()(x).quantized)
+
+
+@pytest.mark.parametrize("given", [{}, {"steps": 50}, {"tau": 0.5}], ids=str)
+@pytest.mark.parametrize("kind", [KohonenVQ, ResidualVQ, GroupedResidualVQ])
+def test_a_neighborhood_that_was_left_open_before_it_was_named_still_narrows(tmp_path, kind, given):
+    more = {} if kind is KohonenVQ else {"num_quantizers": 2}
+    made = kind(4, 16, neighborhood="narrowing", **more, **given)
+    made(torch.randn(40, 4))
+    made.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("neighborhood") == "narrowing"
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, **({"neighborhood": None} if kind is KohonenVQ else {})})
+    )
+    loaded = kind.from_pretrained(tmp_path)
+    for book, old in zip(loaded.books(), made.books()):
+        assert book.neighborhood.numbers == old.neighborhood.numbers
+        assert (book.decay, book.update_empty, book.ride) == (old.decay, False, False)
+    x = torch.randn(40, 4)
+    made.train()(x)
+    loaded.train()(x)
+    for book, old in zip(loaded.books(), made.books()):
+        assert torch.equal(book.codes, old.codes)
+
+
+@pytest.mark.parametrize("kind", [KohonenVQ, ResidualVQ, GroupedResidualVQ])
+def test_a_neighborhood_that_is_left_open_now_rides_when_it_is_loaded(tmp_path, kind):
+    made = kind(4, 16, **({} if kind is KohonenVQ else {"num_quantizers": 2}))
+    made.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["neighborhood"] == "ride"
+    loaded = kind.from_pretrained(tmp_path)
+    assert all(book.ride and not book.is_initialized for book in loaded.books())
 
 
 def test_schedule_and_grid_are_readable_in_the_config(tmp_path):

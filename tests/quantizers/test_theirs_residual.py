@@ -158,10 +158,15 @@ def test_dropout_draws_every_depth_and_gives_the_gradient_once():
         ResidualVQ(4, 16, 6, quantize_dropout=True, quantize_dropout_cutoff_index=6)
 
 
-def test_dropout_waits_until_all_have_started_from_the_data():
+@pytest.mark.parametrize("kmeans_init", [True, False])
+def test_quantizers_that_are_dropped_start_from_the_first_batch_too(kmeans_init):
     torch.manual_seed(0)
-    vq = ResidualVQ(4, 8, 4, quantize_dropout=True, kmeans_init=True)
-    assert (vq(torch.randn(50, 4)).indices >= 0).all()
+    vq = ResidualVQ(4, 8, 4, quantize_dropout=True, kmeans_init=kmeans_init)
+    drawn = [book.codes.clone() for book in vq.maps]
+    assert (vq(torch.randn(50, 4)).indices < 0).any()
+    for book, before in zip(vq.maps, drawn):
+        assert book.is_initialized
+        assert (book.codes != before).any(1).all()
 
 
 def test_fewer_tokens_decode_to_what_fewer_quantizers_make():

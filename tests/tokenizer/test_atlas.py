@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from topovq.drawing import draw, places
 from topovq.grid import Grid
+from topovq.metrics import neighbor_distances, neighbors
 from topovq.tokenizer.atlas import (
     charts,
-    draw,
     fields,
     from_planes,
     map_picture,
-    neighbor_distances,
-    neighbors,
-    places,
     tiles,
     to_planes,
 )

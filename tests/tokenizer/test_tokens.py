@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tarfile
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from topovq.tokenizer.models import VQVAE, VQVAE2, Tokenizer
-from topovq.tokenizer.tokenfile import open_writer, read_tokens, shard_path, token_files
+from topovq.tokenizer.tokenfile import model_of, open_writer, read_tokens, shard_path, token_files
 from topovq.tokenizer.tokens import decode, encode, image_name
 
 SMALL = {"image_size": 16, "hidden": 16, "residual_hidden": 8, "codebook_size": 16, "code_dim": 8}
@@ -170,6 +171,51 @@ def test_tokens_of_another_model_are_refused(run: tuple[Path, Tokenizer], tmp_pa
     ours = " and ".join("x".join(map(str, shape)) for shape in model.token_shapes)
     with pytest.raises(ValueError, match=f"holds tokens of 8x8x4 an image, but those of the model are {ours}"):
         decode(folder, tmp_path / "other.npz", tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_tokens_know_their_model(run: tuple[Path, Tokenizer], pictures: Path, tmp_path: Path, suffix: str) -> None:
+    folder, model = run
+    tokens, out = tmp_path / f"t{suffix}", tmp_path / "out"
+    encode(folder, pictures, tokens, device="cpu", workers=0)
+    assert model_of(tokens) == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    torch.manual_seed(1)
+    type(model)(**SMALL).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"was written by another model \(\w{12}\) than the one in .*other .*--force"):
+        decode(tmp_path / "other", tokens, out, device="cpu")
+    assert not out.exists()
+    assert decode(tmp_path / "other", tokens, out, device="cpu", force=True) == 7
+    model.save_pretrained(tmp_path / "copy")  # the same weights: the same model
+    assert decode(tmp_path / "copy", tokens, tmp_path / "again", device="cpu") == 7
+    with open_writer(tmp_path / f"old{suffix}", model.token_shapes, 16) as writer:  # as before there were ids
+        writer.write(["a"], [torch.zeros(1, *shape, dtype=torch.int64) for shape in model.token_shapes])
+    assert model_of(tmp_path / f"old{suffix}") is None
+    assert decode(folder, tmp_path / f"old{suffix}", tmp_path / "old", device="cpu") == 1
+
+
+def test_nothing_is_overwritten_and_everything_is_checked_first(
+    run: tuple[Path, Tokenizer], pictures: Path, tmp_path: Path
+) -> None:
+    folder, model = run
+    tokens, out = tmp_path / "t.npz", tmp_path / "out"
+    encode(folder, pictures, tokens, device="cpu", workers=0)
+    before = tokens.stat().st_mtime_ns
+    with pytest.raises(FileExistsError, match=r"t\.npz is there already; --force \(force=True\) overwrites it"):
+        encode(folder, pictures, tokens, device="cpu", workers=0)
+    assert tokens.stat().st_mtime_ns == before
+    encode(folder, pictures, tokens, device="cpu", workers=0, force=True)
+    (out / "sub").mkdir(parents=True)
+    (out / "sub" / "picture 5.png").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"picture 5\.png is there already"):
+        decode(folder, tokens, out, device="cpu")
+    assert [path.name for path in out.rglob("*.png")] == ["picture 5.png"]
+    assert decode(folder, tokens, out, device="cpu", force=True) == 7
+    with open_writer(tmp_path / "bad.npz", model.token_shapes, 16) as writer:
+        for code in (0, 16):
+            writer.write([f"{code}"], [torch.full((1, *shape), code) for shape in model.token_shapes])
+    with pytest.raises(ValueError, match="the model's codes are 0 to 15"):
+        decode(folder, tmp_path / "bad.npz", tmp_path / "none", batch_size=1, device="cpu")
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 import re
 import shutil
@@ -17,7 +18,7 @@ from small_runs import make_run
 
 from topovq.cli import main
 from topovq.metrics import psnr
-from topovq.tokenizer.training import load_run, open_data
+from topovq.tokenizer.training import load_run, open_data, read_record
 from topovq.view.report import ssim, study, write_report
 from topovq.view.report.curves import curves
 from topovq.view.report.images import colored, data_uri, sheet
@@ -79,11 +80,12 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
     assert page.stat().st_size < 5_000_000
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
     assert "<script" not in text
-    assert not re.findall(r'(?:src|href)="(?!data:|#)|url\((?!#)|@import', text)
+    assert not re.findall(r'src="(?!data:)|<link [^>]*href="(?!data:)|url\((?!#)|@import', text)
     for word in (
         "validation loss",
         "perplexity",
-        "codes in use",
+        "usage",
+        "training loss",
         "U-matrix",
         "Hits",
         "SSIM",
@@ -93,14 +95,29 @@ def test_the_page_stands_alone_and_shows_everything(runs: dict[str, Path], tmp_p
         assert word in text
     assert "tokens of top alone" in text
     assert "3 x 4 hexagonal map" in text
-    assert "of 11 codes occur" in text
+    assert re.search(r"usage [\d.]+%, \d+ of 11 codes in 16,384 tokens", text)
     for data in re.findall(r'src="data:image/png;base64,([^"]+)"', text):
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             image.verify()
     strokes = re.findall(r"stroke: var\(--run(\d)\); stroke-(?:width|dasharray)", text)
-    assert sorted(strokes) == sorted("012" * 3)  # three charts of three runs
+    assert sorted(strokes) == sorted("012" * 4)  # four charts of three runs
     ids = re.findall(r' id="([^"]*)"', text)
     assert len(set(ids)) == len(ids)
+
+
+def test_the_training_loss_is_drawn_where_the_record_has_it(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs["plain"], tmp_path / "run")
+    lines = read_record(run / "record.jsonl")
+    for line in lines:
+        for name in ("train_loss", "crc32"):
+            line.pop(name, None)
+    (run / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "training loss" not in write_report([run], tmp_path / "before.html").read_text()
+    lines = [{**line, "train_loss": 1 / line["step"]} if line["event"] == "validation" else line for line in lines]
+    (run / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write_report([run], tmp_path / "after.html").read_text()
+    (chart,) = re.findall(r'<svg class="chart" role="img" aria-label="training loss".*?</svg>', text, re.DOTALL)
+    assert re.findall("<title>(.*)</title>", chart) == ["run, step 2: 0.5", "run, step 4: 0.25"]
 
 
 def test_hits_are_the_tokens_of_the_images(runs: dict[str, Path]) -> None:
@@ -132,7 +149,7 @@ def test_the_command_line_writes_it_and_training_does(
     monkeypatch.chdir(tmp_path)
     small = ["--steps", "2", "--batch-size", "4", "--codebook-size", "12", "--device", "cpu"]
     main(["train", "photos", "--out", "a", *small, "--model-options", "hidden=16"])
-    assert "its report is a/report.html" in capsys.readouterr().out
+    assert "its report: a/report.html" in capsys.readouterr().out
     assert Path("a/report.html").read_text().endswith("</html>\n")
     main(["report", "a", "a", "-o", "both.html"])
     assert "both.html" in capsys.readouterr().out

@@ -88,7 +88,7 @@ def fill(book: Codebook, codes_KD: Tensor, sums_KD: Tensor | None, counts_K: Ten
     if book.learnable or sums_KD is None or counts_K is None or not counts_K.any():
         return
     sums_KD, counts_K = sums_KD.to(book.sums), counts_K.to(book.counts)
-    divisor_K = smoothed(counts_K, book.eps) if book.update_empty else counts_K
+    divisor_K = smoothed(counts_K, book.eps) if book.update_empty and not book.ride else counts_K
     book.sums.copy_(agreeing_sums(book.codes, sums_KD, divisor_K, book.unit_length))
     book.counts.copy_(counts_K)
 

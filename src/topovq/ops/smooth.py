@@ -105,8 +105,7 @@ def _by_kernels(sums_KD: Tensor) -> bool:
 def _by_method(sums_KD: Tensor, counts_K: Tensor, neighborhood: Neighborhood, step: Tensor) -> tuple[Tensor, Tensor]:
     grid, chosen = neighborhood.grid, method(neighborhood)
     if _by_kernels(sums_KD):
-        from topovq.ops.triton.dense import dense_triton
-        from topovq.ops.triton.smooth import gaussian_triton
+        from topovq.ops.triton.smooth import dense_triton, gaussian_triton
 
         if chosen == "separable" and grid.topology == "rectangular":
             return gaussian_triton(sums_KD.contiguous(), counts_K.contiguous(), neighborhood, step)

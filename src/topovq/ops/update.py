@@ -1,4 +1,4 @@
-"""update: one step of Kohonen's mini-batch rule on a codebook's state, in place (the equations are in codebook.py)."""
+"""update: one step of Kohonen's rule, or of "ride", on a codebook's state, in place (codebook.py has the equations)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from torch import Tensor
 
 from topovq.neighborhood import Neighborhood
 from topovq.ops.direct import plain
+from topovq.ops.ride import LEAST_COUNT, revive_on_map, ride
 from topovq.ops.smooth import smooth
-
-NEVER = 2**30  # `idle` of a code that was never chosen, before it counts the updates since
-CHOSEN = 0.5  # vectors in a batch that make a code a chosen one: soft choices give every code a little
+from topovq.ops.use import follow_use
 
 
 class State(NamedTuple):
@@ -44,6 +43,10 @@ class Rule(NamedTuple):
     """Smoothed counts replace the counts: count_smoothing="carried"."""
     cosine: bool
     """Codes have length one."""
+    ride: bool = False
+    """Codes have their own means and ride along with their neighbors: not Kohonen's rule."""
+    revive: bool = False
+    """With `ride`, dead codes come back beside busy ones."""
 
 
 def update(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
@@ -53,14 +56,6 @@ def update(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -
         torch.autograd.graph.increment_version(state[:-1])  # as every in-place operation does
         return
     _update(*state, *batch, *neighborhood.numbers, *rule)
-
-
-def follow_use(hits_K: Tensor, idle_K: Tensor, batch_K: Tensor, decay: float) -> Tensor:
-    """Move the running use of the codes by a batch's counts, in place; whether the batch held anything, bool, 0-dim."""
-    live = batch_K.sum() > 0
-    hits_K.copy_(torch.where(live, decay * hits_K + (1 - decay) * batch_K, hits_K))
-    idle_K.copy_(torch.where(batch_K >= CHOSEN, 0, idle_K + live))
-    return live
 
 
 def _compute(
@@ -87,12 +82,14 @@ def _compute(
     update_empty: bool,
     carried: bool,
     cosine: bool,
+    ride: bool,
+    revive: bool,
 ) -> None:
     """`update` with tensors and plain numbers alone, which is what a registered operation may take."""
     state = State(codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K)
     numbers = (shape, wrap, topology, kind, schedule, tau, widest, end, steps)
     neighborhood = Neighborhood.from_numbers(len(codes_KD), *numbers)
-    _move(state, Batch(batch_KD, batch_K), neighborhood, Rule(decay, eps, update_empty, carried, cosine))
+    _move(state, Batch(batch_KD, batch_K), neighborhood, Rule(decay, eps, update_empty, carried, cosine, ride, revive))
 
 
 _update = torch.library.custom_op("topovq::update", _compute, mutates_args=State._fields[:-1])
@@ -110,9 +107,17 @@ def _by_kernels(codes_KD: Tensor) -> bool:
 def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
     if _by_kernels(codes_KD) and neighborhood.grid.ndim <= 3:
+        from topovq.ops.triton.ride import ride_triton
         from topovq.ops.triton.update import update_triton
 
-        update_triton(state, Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous()), neighborhood, rule)
+        batch = Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous())
+        if rule.ride:
+            ride_triton(state, batch, neighborhood.grid, rule)
+        else:
+            update_triton(state, batch, neighborhood, rule)
+        return
+    if rule.ride:
+        _ride(state, batch, neighborhood, rule)
         return
     live = follow_use(hits_K, idle_K, batch.counts_K, rule.decay)
     batch_KD, batch_K = smooth(*batch, neighborhood, step)
@@ -133,4 +138,26 @@ def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) ->
     codes_KD.copy_(torch.where(moves_K1, codes, codes_KD))
     sums_KD.copy_(torch.where(moves_K1, sums, sums_KD))
     counts_K.copy_(torch.where(moves_K, counts, counts_K))
+    step += live
+
+
+def _ride(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
+    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
+    live = follow_use(hits_K, idle_K, batch.counts_K, rule.decay)
+    along_KD = ride(codes_KD, *batch, neighborhood.grid, step, rule.decay)
+    decays_K = (batch.counts_K > 0) | rule.update_empty
+    counts = torch.where(decays_K, rule.decay * counts_K + (1 - rule.decay) * batch.counts_K, counts_K)
+    sums = torch.where(decays_K[:, None], rule.decay * sums_KD + (1 - rule.decay) * batch.sums_KD, sums_KD)
+    own_K1 = (counts > LEAST_COUNT)[:, None]
+    codes = torch.where(own_K1, sums / torch.where(own_K1, counts[:, None], 1), codes_KD) + along_KD
+    sums = sums + counts[:, None] * along_KD
+    if rule.cosine:
+        codes = torch.nn.functional.normalize(codes, dim=1)
+    moves_K = live & ~frozen_K
+    codes_KD.copy_(torch.where(moves_K[:, None], codes, codes_KD))
+    sums_KD.copy_(torch.where(moves_K[:, None], sums, sums_KD))
+    counts_K.copy_(torch.where(moves_K, counts, counts_K))
+    if rule.revive:
+        moved = (codes_KD, sums_KD, counts_K, idle_K, frozen_K)
+        revive_on_map(*moved, *batch, step, neighborhood.grid, rule.cosine)
     step += live

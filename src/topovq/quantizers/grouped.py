@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from topovq.codebook import Codebook
 from topovq.pretrained import HubModule
 from topovq.quantizers.kohonen import KohonenVQ
 from topovq.quantizers.quantizer import Quantizer
-from topovq.quantizers.residual import ResidualVQ
+from topovq.quantizers.residual import ResidualVQ, residual_as_saved
 from topovq.quantizers.results import Quantized
 
 
@@ -39,13 +39,20 @@ class GroupedResidualVQ(Quantizer, HubModule):
         self.rvqs = nn.ModuleList(
             ResidualVQ(dim // groups, codebook_size, num_quantizers, **options) for _ in range(groups)
         )
+        named = self._groups()[0]._hub_mixin_config
+        settings = {name: named[name] for name in ("neighborhood", "neighbor_reduction") if name in named}
+        (getattr(self, "_hub_mixin_config", None) or {}).update(settings)
+
+    @classmethod
+    def _from_pretrained(cls, **arguments: Any) -> Self:
+        return super()._from_pretrained(**residual_as_saved(arguments))
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """As ResidualVQ.forward, for each group; with return_all_codes=True the codes of each group are a tuple."""
         if x.ndim < 2 or x.shape[self._channels] != self.dim:
             raise ValueError(f"x of shape {tuple(x.shape)} must have dim = {self.dim} channels at {self._channels}")
         dropout = self._groups()[0].dropout
-        if dropout is not None and self.training and all(rvq.has_started() for rvq in self._groups()):
+        if dropout is not None and self.training:
             # One draw for all groups.
             seed = options.pop("rand_quantize_dropout_fixed_seed", None)
             options["dropped_after"] = dropout.draw(x.device, seed)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from topovq.codebook import Codebook, Turn
 from topovq.grid import TOPOLOGIES, Grid
-from topovq.neighborhood import Neighborhood, Schedule, recommended, recommended_decay
+from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule, narrowing, recommended_decay
 from topovq.ops.bound import counted
 from topovq.ops.quantize import Choice
 from topovq.ops.search import check_metric, check_precision
@@ -31,12 +31,13 @@ class KohonenVQ(Layer, HubModule):
         grid            shape of the map (tuple, list or int) or a Grid; default: a balanced 2-D one for codebook_size,
                         whose last row is partly empty where that factors badly (grid.py)
         topology, wrap  "rectangular" or "hexagonal"; open borders (False), a torus (True), or one bool per axis
-        steps           number of training updates to come, if known. Gives the recommended neighborhood: a Gaussian
-                        whose width falls exponentially from a share of the map's side to below one cell over a share
-                        of the steps (neighborhood.py: recommended), and if they are few a lower decay. Without it, and
-                        with no neighborhood named: a Gaussian with a wider start, falling as 1/sqrt(1 + t*tau), for
-                        training of any length
-        neighborhood    by name, with the paper's settings: "hard", "gaussian", "exponential", or "none" (EMA-VQ)
+        neighborhood    "ride", if nothing is named: a code keeps the mean of the vectors that choose it and rides along
+                        with its neighbors, the same from the first update to the last (codebook.py), after a start from
+                        the first batch. By name, with the paper's settings: "hard", "gaussian", "exponential", or
+                        "none" (EMA-VQ). "narrowing", what was recommended until version 0.2: a Gaussian whose width
+                        falls over the training (neighborhood.py)
+        steps           number of training updates to come, if known: a lower decay if they are few, and the schedule of
+                        "narrowing"
         tau, radius     the paper's schedule 1/(1 + t*tau), tau = 0.1, and the neighborhood's first width
                         (neighborhood.py)
         schedule        instead of tau and radius, the width over a known number of steps: Schedule.linear(start, end,
@@ -44,13 +45,14 @@ class KohonenVQ(Layer, HubModule):
     The learning rule (codebook.py)
         decay           0.99 if not given; less where `steps` is below 6,000 (neighborhood.py: recommended_decay);
                         1 keeps the codes where they start
-        update_empty    whether codes that receive nothing decay, and counts are smoothed by eps. If not given: True
-                        with a neighborhood by name, as in the paper; False with the recommended one, since smoothing
-                        pulls codes that receive little to the origin
+        update_empty    whether the statistics of codes that receive nothing decay, and counts are smoothed by eps
+                        ("ride" never smooths them). If not given: True, as in the paper; False with "narrowing", since
+                        smoothing pulls codes that receive little to the origin
         eps, count_init, count_smoothing
         kmeans_init, kmeans_iters   start from the first batch: k-means, or with 0 iterations vectors drawn from it
-        threshold_ema_dead_code     revive codes that lately received less than this: below 1 a share of the mean count,
-                                    from 1 on a count of vectors per batch (0: never)
+        threshold_ema_dead_code     revive codes that lately received less than this at vectors of the batch: below 1 a
+                                    share of the mean count, from 1 on a count of vectors per batch (0: never; "ride"
+                                    then revives codes beside busy neighbors)
         ema_update, freeze_codebook False / True: codes do not move (but ema_update=False may start from the data)
         learnable_codebook          codes are parameters, moved by the codebook loss (needs ema_update=False) without
                                     neighbors (GradientVQ has a loss with them)
@@ -125,11 +127,18 @@ class KohonenVQ(Layer, HubModule):
             )
         if learnable_codebook and not self.pulls_neighbors:
             neighborhood = without_neighborhood(steps, neighborhood, tau, radius, schedule)
+        neighborhood = neighborhood_name(neighborhood, tau, radius, schedule)
+        if learnable_codebook and neighborhood in RECOMMENDED:
+            raise ValueError(
+                f"neighborhood={neighborhood!r} moves running means, which codes that follow the gradient do not have: "
+                f"choose one of {', '.join(map(repr, NEIGHBORHOODS))}"
+            )
         if use_cosine_sim and metric not in ("euclidean", "cosine"):
             raise ValueError(f"use_cosine_sim=True and metric={metric!r} exclude each other: give one")
         metric = "cosine" if use_cosine_sim else metric
         check_metric(metric)
         check_precision(precision)
+        usual_decay = recommended_decay(steps)
         lattice = make_grid(codebook_size, grid, topology, wrap)
         around = make_neighborhood(lattice, steps, neighborhood, tau, radius, schedule)
         kind = codebook_kind(learnable_codebook, directional and threshold_ema_dead_code > 0, extras)
@@ -137,12 +146,13 @@ class KohonenVQ(Layer, HubModule):
             kind(
                 codebook_dim,
                 around,
+                ride=neighborhood == "ride",
                 metric=metric,
                 precision=precision,
-                decay=recommended_decay(steps) if decay is None else decay,
+                decay=usual_decay if decay is None else decay,
                 eps=eps,
                 count_init=count_init,
-                update_empty=neighborhood is not None if update_empty is None else update_empty,
+                update_empty=neighborhood != "narrowing" if update_empty is None else update_empty,
                 count_smoothing=count_smoothing,
                 dead_threshold=threshold_ema_dead_code,
                 kmeans_init=kmeans_init,
@@ -166,13 +176,14 @@ class KohonenVQ(Layer, HubModule):
             freeze_codebook=freeze_codebook,
             extras=extras,
         )
+        (getattr(self, "_hub_mixin_config", None) or {}).update(neighborhood=neighborhood)
 
     codebook_weight = 1.0
     pulls_neighbors = False  # whether the loss that moves codes which are parameters has a term for the neighborhood
 
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> Self:
-        return super()._from_pretrained(**(arguments if cls.pulls_neighbors else drop_ignored(arguments)))
+        return super()._from_pretrained(**(arguments if cls.pulls_neighbors else as_saved(arguments)))
 
     def _codebook_loss(
         self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice, keep_N: Tensor | None
@@ -201,6 +212,7 @@ def codebook_kind(learnable: bool, revived: bool, extras: Extras) -> type[Codebo
     return PenalizedCodebook if extras.orthogonal_reg_weight else Codebook
 
 
+RECOMMENDED = ("ride", "narrowing")  # neighborhoods that need no other argument: now, and until version 0.2
 REACH = ("steps", "neighborhood", "tau", "radius", "schedule")  # the arguments that make a neighborhood
 
 
@@ -216,12 +228,20 @@ def without_neighborhood(*reach: Any) -> str:
     return "none"
 
 
-def drop_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a layer that was saved when learnable codes could be given a neighborhood, without it: nothing
-    used it."""
-    if not arguments.get("learnable_codebook"):
-        return arguments
-    return {name: value for name, value in arguments.items() if name not in REACH}
+def follows_gradient(arguments: dict[str, Any]) -> bool:
+    """Whether the codes of a KohonenVQ or a ResidualVQ with these arguments are parameters."""
+    return any(arguments.get(name) for name in ("learnable_codebook", "directional_reparam", "diveq"))
+
+
+def as_saved(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer that was saved some time ago, as they were meant then.
+
+    What is saved now names its neighborhood. Once, learnable codes could be given one that nothing used, and one that
+    was left open was "narrowing".
+    """
+    if follows_gradient(arguments):
+        return {name: value for name, value in arguments.items() if name not in REACH}
+    return {**arguments, "neighborhood": arguments.get("neighborhood") or "narrowing"}
 
 
 def valid_index(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None) -> Tensor:
@@ -251,31 +271,47 @@ def make_grid(codebook_size: int, grid: GridLike, topology: str, wrap: bool | Se
     return made
 
 
+def neighborhood_name(
+    given: str | None, tau: float | None, radius: float | None, schedule: Schedule | dict[str, Any] | None
+) -> str:
+    """The neighborhood that is meant: the recommended one, or that which the other arguments are parts of."""
+    if given is not None:
+        return given
+    return "ride" if tau is None and radius is None and schedule is None else "narrowing"
+
+
 def make_neighborhood(
     grid: Grid,
     steps: int | None,
-    kind: str | None,
+    kind: str,
     tau: float | None,
     radius: float | None,
     schedule: Schedule | dict[str, Any] | None,
 ) -> Neighborhood:
-    """The neighborhood that KohonenVQ's arguments name; the recommended one, where they leave it open."""
-    named = {"neighborhood": kind, "tau": tau, "radius": radius, "schedule": schedule}
+    """The neighborhood that KohonenVQ's arguments name; what they leave open of one in RECOMMENDED is as it says."""
+    named = {"neighborhood": None if kind in RECOMMENDED else kind, "tau": tau, "radius": radius, "schedule": schedule}
     given = [f"{name}={value!r}" for name, value in named.items() if value is not None]
     if steps is not None and given:
         raise ValueError(
-            f"steps={steps!r} gives the recommended neighborhood and {', '.join(given)} another one: leave one out"
+            f"steps={steps!r} is for a recommended neighborhood and {', '.join(given)} names another one: leave one out"
         )
+    if kind == "ride":
+        if given:
+            raise ValueError(f"neighborhood='ride' has a reach of its own: leave out {', '.join(given)}")
+        return Neighborhood("none", grid)  # its means are EMA-VQ's; ops/ride.py moves neighbors along
     if schedule is not None and tau is not None:
         raise ValueError(f"tau={tau!r} and schedule={schedule} exclude each other: give one")
     if isinstance(schedule, dict):  # as config.json holds it
         schedule = Schedule.from_dict(schedule)
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule={schedule!r} is no Schedule: make one with Schedule.linear(start, end, steps)")
-    if kind is None:
-        kind, usual, first = recommended(grid, steps)
+    if kind == "narrowing":
+        kind, usual, first = narrowing(grid, steps)
         radius = first if radius is None and (schedule is None or schedule.kind == "harmonic") else radius
         schedule = usual if schedule is None and tau is None else schedule
     if schedule is None:
         schedule = Schedule.harmonic(0.1 if tau is None else tau)
+    if kind not in NEIGHBORHOODS:
+        choices = ", ".join(map(repr, (*RECOMMENDED, *NEIGHBORHOODS)))
+        raise ValueError(f"neighborhood={kind!r} is unknown; choose one of {choices}")
     return Neighborhood(kind, grid, schedule=schedule, radius=radius)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.codebook import Codebook, sample_rows
+from topovq.codebook import Codebook
+from topovq.ops.starts import sample_rows
 
 
 class PenalizedCodebook(Codebook):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from topovq.codebook import Codebook
 from topovq.grid import Grid, check_range
 from topovq.metrics import Health, as_health, health_of_all
+from topovq.quantizers import portrait
 from topovq.quantizers.repair import advice, repair
 
 
@@ -24,6 +25,10 @@ class Quantizer(nn.Module):
 
     graphable = True
     """Whether a training step may be compiled and replayed as a CUDA graph: nothing waits for the device."""
+
+    def __init__(self) -> None:
+        """The class says what the arguments are."""
+        super().__init__()
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """Quantize x, to a Quantized; what else `options` ask for comes after its three values."""
@@ -90,6 +95,19 @@ class Quantizer(nn.Module):
             for book in self.books():
                 stack.enter_context(book.accumulate_updates())
             yield
+
+    # To look at
+
+    def plot(self) -> Any:
+        """Draw each codebook as it is now: codes colored by principal components, U-matrix, hits.
+
+        Returns matplotlib's axes: [3], or [codebooks, 3] where there are several.
+        """
+        return portrait.plot(self.books())
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: figures and maps. None, for the usual text, where the codes have no places."""
+        return portrait.html_panel(type(self).__name__, self.books()) if self.maps else None
 
     # Figures, over all ranks, without waiting for the device
 

@@ -20,7 +20,7 @@ from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
-from topovq.quantizers.kohonen import KohonenVQ, drop_ignored
+from topovq.quantizers.kohonen import KohonenVQ, as_saved, follows_gradient, neighborhood_name
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.results import Quantized
@@ -109,6 +109,9 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         if kind is GradientVQ:
             options = {**REDUCTION, **options}
             (getattr(self, "_hub_mixin_config", None) or {}).update(neighbor_reduction=options["neighbor_reduction"])
+        if kind is KohonenVQ and not follows_gradient(options):
+            reach = [options.get(name) for name in ("neighborhood", "tau", "radius", "schedule")]
+            (getattr(self, "_hub_mixin_config", None) or {}).update(neighborhood=neighborhood_name(*reach))
         self.layers = nn.ModuleList(kind(self.codebook_dim, size, **options) for size in sizes)
         if shared_codebook:
             for layer in self.quantizers[1:]:
@@ -118,8 +121,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
 
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> Self:
-        before = REDUCTION_BEFORE if arguments.get("quantizer") == "gradient" else {}
-        return super()._from_pretrained(**{**before, **drop_ignored(arguments)})
+        return super()._from_pretrained(**residual_as_saved(arguments))
 
     def forward(
         self,
@@ -147,15 +149,16 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         mask = self._checked_mask(mask, lens, z)
         z = z if mask is None else torch.where(mask[..., None], z, 0)
         z = self.project_in(z)
-        started = self.has_started()
+        frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
+        learns = self.training and not frozen
+        if learns and not in_backward():
+            self._start(z, mask)
         last = dropped_after
-        if self.dropout is not None and self.training and last is None and started:
+        if self.dropout is not None and self.training and last is None:
             last = self.dropout.draw(z.device, rand_quantize_dropout_fixed_seed)
         beams = (self.beam_size if self.training else self.eval_beam_size) if beam_size is None else beam_size
         chosen: Tensor | None = None
-        if beams is not None and beams > 1 and started:
-            frozen = self.quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
-            learns = self.training and not frozen
+        if beams is not None and beams > 1:
             codes = self._searched(z, learns)
             tokens_NL = beam_search(self.quantizers, codes, z.detach().flatten(0, -2), beams, self.beam_weights, last)
             chosen = tokens_NL.view(*z.shape[:-1], len(self.layers))
@@ -165,6 +168,27 @@ class ResidualVQ(Layout, Quantizer, HubModule):
         total = total if mask is None else torch.where(mask[..., None], total, 0)
         made = Quantized(self._channels_back(total), torch.stack(tokens, -1), torch.stack(losses))
         return (*made, self.get_codes_from_indices(made.indices)) if return_all_codes else made
+
+    @torch.no_grad()
+    def _start(self, z: Tensor, mask: Tensor | None) -> None:
+        """Let codes that still have no start take it, those of each quantizer from what the ones before leave over.
+
+        All of them, and before anything is drawn or searched: so the first forward is like any other, and like itself
+        where activation checkpointing runs it again.
+        """
+        books = self.books()
+        for book in books:
+            book.settle()
+        if all(book.is_initialized for book in books):
+            return
+        left, keep_N = z.detach(), None if mask is None else mask.flatten()
+        for vq in self.quantizers:
+            book = vq.codebook_of(0)
+            x_ND = vq.project_in(left).flatten(0, -2)
+            x_ND = nn.functional.normalize(x_ND, dim=1) if book.unit_length else x_ND
+            if not book.is_initialized:
+                book.start(x_ND, keep_N)
+            left = left - vq.project_out(book.codes[book.search(x_ND)].to(x_ND.dtype)).view_as(left)
 
     def _searched(self, z: Tensor, learns: bool) -> list[Tensor]:
         """The codes of each quantizer for a beam search: a second forward sees what the first one saw."""
@@ -262,13 +286,6 @@ class ResidualVQ(Layout, Quantizer, HubModule):
     def maps(self) -> list[Codebook]:
         return [vq.codebook_of(0) for vq in self.quantizers]
 
-    def has_started(self) -> bool:
-        """Whether no codebook is still to take its start from the data."""
-        books = self.books()
-        for book in books:
-            book.settle()
-        return all(book.is_initialized for book in books)
-
     @property
     def skipped(self) -> Tensor:
         """As in every quantizer; a vector is counted where it came in, by the first of the row."""
@@ -300,6 +317,14 @@ class ResidualVQ(Layout, Quantizer, HubModule):
                 layer.project_out = nn.Linear(self.codebook_dim, self.dim).to(weight)
             self.project_in, self.project_out = nn.Identity(), nn.Identity()
         super()._load_from_state_dict(state, prefix, *rest)
+
+
+def residual_as_saved(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer that was saved some time ago, as they were meant then."""
+    kind = arguments.get("quantizer", "kohonen")
+    if kind == "kohonen":
+        return as_saved(arguments)
+    return {**REDUCTION_BEFORE, **arguments} if kind == "gradient" else arguments
 
 
 def layer_sizes(codebook_size: int | Sequence[int], num_quantizers: int | None) -> tuple[int, ...]:

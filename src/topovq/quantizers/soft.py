@@ -24,6 +24,7 @@ class SoftKohonenVQ(KohonenVQ):
     watch is the loss in evaluation: the softmax can hide how badly single codes fit. In `health()` and `usage` a code
     counts as chosen by a batch when the weights it got there add up to half a vector.
 
+    neighborhood as KohonenVQ's, but "narrowing" if nothing is named: every code takes part in every batch
     temperature  a Schedule of T over codebook updates, in units of squared distance per dimension
     """
 
@@ -32,6 +33,7 @@ class SoftKohonenVQ(KohonenVQ):
         dim: int,
         codebook_size: int,
         *,
+        neighborhood: str = "narrowing",
         temperature: Schedule | dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -46,7 +48,9 @@ class SoftKohonenVQ(KohonenVQ):
         metric = "cosine" if options.get("use_cosine_sim") else options.get("metric", "euclidean")
         if metric != "euclidean":
             raise ValueError(f"SoftKohonenVQ: metric={metric!r} is not supported; it compares squared distances")
-        super().__init__(dim, codebook_size, **options)
+        if neighborhood == "ride":
+            raise ValueError("SoftKohonenVQ: neighborhood='ride' is for codes that are chosen; leave it out")
+        super().__init__(dim, codebook_size, neighborhood=neighborhood, **options)
         if isinstance(temperature, dict):  # as config.json holds it
             temperature = Schedule.from_dict(temperature)
         elif temperature is None:

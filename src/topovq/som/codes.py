@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from topovq.ops.search import check_metric
+from topovq.quantizers.arguments import refuse_arguments
 from topovq.som import saving
 from topovq.som.tables import DenseTable, MissingTable, SparseTable, Table
 
@@ -49,6 +51,13 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     tol: float | None = None
     device: str | torch.device = "auto"
     n_jobs: int | None = None
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        parameters = inspect.signature(cls).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            unknown = {name: value for name, value in options.items() if name not in parameters}
+            refuse_arguments(cls.__name__, unknown, {}, cls)  # with the spelling that was meant
+        return super().__new__(cls)
 
     def fit(self, X: Any, y: Any = None) -> Self:
         raise NotImplementedError

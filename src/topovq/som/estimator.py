@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from rich.progress import Progress
+from sklearn import get_config
 from sklearn.utils import check_random_state
 from torch import Tensor
 
@@ -332,6 +333,16 @@ class SelfOrganizingMap(CodesEstimator):
         """The place on the map of each sample's closest code, int64 [N, axes]."""
         index_N = torch.from_numpy(self._closest(self._fitted_table(X)))
         return like_input(self.grid_.coords(index_N), X)
+
+    def _repr_html_inner(self) -> str:
+        from topovq.som.notebook import html
+
+        return html(self)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        """What a notebook shows; `sklearn.set_config(display="text")` leaves the text."""
+        shown = {"text/plain": repr(self)}
+        return {**shown, "text/html": self._repr_html_inner()} if get_config()["display"] == "diagram" else shown
 
     def plot(self, kind: str = "u_matrix", **options: Any) -> Any:
         """Draw the map and return the axes: one of the pictures of topovq.som.plots by its name."""

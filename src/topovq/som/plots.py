@@ -12,9 +12,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.collections import LineCollection
 from matplotlib.patches import Patch
 
+from topovq.drawing import cells, frame
 from topovq.metrics import not_neighbors
 from topovq.som.start import principal_axes
 from topovq.som.tables import DenseTable
@@ -111,7 +112,7 @@ def code_images(som: SelfOrganizingMap, shape: Any, ax: Axes | None = None, cmap
         picture = code.reshape(shape).clip(0, 1) if len(shape) == 3 else code.reshape(shape)
         half = 0.47
         ax.imshow(picture, cmap=cmap, vmin=low, vmax=high, extent=(x - half, x + half, y + half, y - half))
-    _frame(ax, xy, "codes")
+    frame(ax, xy, "codes")
     return ax
 
 
@@ -191,24 +192,13 @@ def _cells(
     _check_map(som)
     ax = _axes(ax, som)
     xy = _centers(som)
-    hexagonal = som.grid_.topology == "hexagonal"
-    # Hexagons of unit distance stand on a corner; their corners are 1/sqrt(3) from the center.
-    angles = np.pi / 2 + np.arange(6) * np.pi / 3 if hexagonal else np.pi / 4 + np.arange(4) * np.pi / 2
-    corners = np.column_stack([np.cos(angles), np.sin(angles)]) * (1 / math.sqrt(3) if hexagonal else math.sqrt(0.5))
-    cells = PolyCollection(list(xy[:, None, :] + corners), edgecolors="white", linewidths=0.3)
-    if values.ndim == 1:
-        cells.set_array(values)
-        cells.set_cmap(cmap)
-        ax.figure.colorbar(cells, ax=ax, shrink=0.75)
-    else:
-        cells.set_facecolor(list(map(tuple, values)))
-    ax.add_collection(cells)
+    drawn = cells(ax, xy, som.grid_.topology == "hexagonal", values, cmap)
     if texts:
-        shades = cells.to_rgba(values)[:, :3] if values.ndim == 1 else values[:, :3]
+        shades = drawn.to_rgba(values)[:, :3] if values.ndim == 1 else values[:, :3]
         for (x, y), text, shade in zip(xy, texts, shades):
             color = "black" if shade @ (0.299, 0.587, 0.114) > 0.5 else "white"
             ax.text(x, y, text, ha="center", va="center", fontsize=7, color=color)
-    _frame(ax, xy, title)
+    frame(ax, xy, title)
     return ax
 
 
@@ -218,13 +208,6 @@ def _axes(ax: Axes | None, som: SelfOrganizingMap) -> Axes:
     rows, columns = som.grid_.shape if som.grid_.ndim == 2 else (1, som.grid_.size)
     width = 6.0
     return plt.subplots(figsize=(width, min(12.0, max(1.6, width * 0.85 * rows / columns))))[1]
-
-
-def _frame(ax: Axes, xy: np.ndarray, title: str) -> None:
-    (left, top), (right, bottom) = xy.min(0) - 0.65, xy.max(0) + 0.65
-    ax.set(xlim=(left, right), ylim=(bottom, top), xticks=[], yticks=[], title=title)  # rows go downward
-    ax.set_aspect("equal")
-    ax.set_frame_on(False)
 
 
 def _small_multiples(count: int, size: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The maps of a model, one by one: their places, their codes decoded, how far neighbors are apart, and drawings.
+"""The maps of a model, one by one: their places, their codes decoded, and drawings of them.
 
 A model has a map for every level, and for every head or residual stage of a level. Each is a `Chart`; an image's tokens
 are then one plane int64 [B, h, w] a chart, whatever the model.
@@ -15,7 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topovq.drawing import draw, enlarge
+from topovq.drawing import places as places  # here, too, for those who draw a model's maps
 from topovq.grid import Grid
+from topovq.metrics import neighbor_distances as neighbor_distances
+from topovq.metrics import neighbors as neighbors
 from topovq.tokenizer.models import Tokenizer, Tokens, as_levels
 
 BLOCK = 2**20  # pixels decoded at a time
@@ -98,78 +102,6 @@ def tiles(model: Tokenizer, maps: Sequence[Chart], which: int, usual: Sequence[i
     middle = 3 * model.stride // chart.side // 2 * chart.side
     every = fields(model, maps, which, torch.arange(chart.grid.size), usual)
     return every[:, :, middle : middle + chart.side, middle : middle + chart.side]
-
-
-def neighbors(grid: Grid) -> Tensor:
-    """int64 [K, n]: the places next to each place (one unit away), -1 where there is none."""
-    every = torch.arange(grid.size)
-    found = []
-    for offset in itertools.product((-1, 0, 1), repeat=grid.ndim):
-        # On an axis of two places both ways lead to the same one.
-        if not any(offset) or any((n == 1 and o) or (n == 2 and o < 0) for n, o in zip(grid.shape, offset)):
-            continue
-        there = grid.full.shift(every, offset, wrap=True)
-        near = (grid.full.distance(every, there) < 1 + 1e-9) & (there != every) & (there < grid.size)
-        found.append(torch.where(near, there, -1))
-    return torch.stack(found, 1) if found else torch.full((grid.size, 1), -1)
-
-
-def neighbor_distances(codes_KD: Tensor, grid: Grid) -> Tensor:
-    """The U-matrix, float32 [K]: mean Euclidean distance of a code to the codes next to it; 0 for a lone one."""
-    near_Kn, codes_KD = neighbors(grid), codes_KD.float().cpu()
-    total_K, number_K = torch.zeros(grid.size), torch.zeros(grid.size)
-    for near_K in near_Kn.unbind(1):
-        there = near_K >= 0
-        apart_K = torch.linalg.vector_norm(codes_KD - codes_KD[near_K.clamp(min=0)], dim=1)
-        total_K += torch.where(there, apart_K, 0.0)
-        number_K += there
-    return total_K / number_K.clamp(min=1)
-
-
-def places(grid: Grid) -> np.ndarray:
-    """Where to draw each place, float64 [K, 2] as (x, y) in widths of a cell.
-
-    Two axes are drawn as they are, a line is broken into rows, of more axes the slices stand below each other.
-    """
-    if grid.ndim == 2:
-        return grid.positions().flip(-1).numpy()
-    width = grid.shape[-1] if grid.ndim > 2 else int(np.ceil(grid.size**0.5))
-    index = np.arange(grid.size)
-    return np.stack([index % width, index // width], 1).astype(np.float64)
-
-
-def draw(cells_Khw3: np.ndarray, grid: Grid) -> np.ndarray:
-    """The map with a picture uint8 [h, w, 3] at each code's place, [H, W, 4]; hexagons where the grid is hexagonal.
-
-    Places without a code are transparent.
-    """
-    hexagonal = grid.topology == "hexagonal"
-    _, height, width, _ = cells_Khw3.shape
-    tall = int(np.ceil(height * 2 / np.sqrt(3))) if hexagonal else height
-    corner_K2 = places(grid)
-    left_K = np.round(corner_K2[:, 0] * width).astype(int)
-    top_K = np.round(corner_K2[:, 1] * height).astype(int)
-    sheet = np.zeros((top_K.max() + tall, left_K.max() + width, 4), np.uint8)
-    mask = _hexagon(tall, width) if hexagonal else np.ones((tall, width), bool)
-    rows = np.arange(tall) * height // tall
-    for cell, left, top in zip(cells_Khw3, left_K, top_K):
-        window = sheet[top : top + tall, left : left + width]
-        window[mask] = np.concatenate([cell[rows][mask], np.full((mask.sum(), 1), 255)], 1)
-    return sheet
-
-
-def _hexagon(height: int, width: int) -> np.ndarray:
-    """bool [height, width]: the pixels of a hexagon that stands on its tip."""
-    y = np.abs((np.arange(height) + 0.5) / height - 0.5)[:, None] * 2 / np.sqrt(3)
-    x = np.abs((np.arange(width) + 0.5) / width - 0.5)[None, :]
-    return y + x / np.sqrt(3) <= 1 / np.sqrt(3) + 1e-9
-
-
-def enlarge(cells: Tensor | np.ndarray, least: int) -> np.ndarray:
-    """Pictures uint8 [K, C, s, s] -> [K, S, S, 3] of at least `least` pixels, each repeated; gray fills all three."""
-    array = np.asarray(cells).transpose(0, 2, 3, 1)
-    times = max(1, -(-least // array.shape[1]))
-    return np.broadcast_to(array, (*array.shape[:3], 3)).repeat(times, 1).repeat(times, 2)
 
 
 def map_picture(model: Tokenizer, maps: Sequence[Chart], which: int, usual: Sequence[int] | None = None) -> np.ndarray:

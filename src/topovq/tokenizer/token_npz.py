@@ -75,13 +75,15 @@ class NpzWriter:
                 member.write(chunk)
 
 
+COMMENT = b'{"topovq"'  # how ours begins
+
+
 def npz_model(path: Path) -> str | None:
     """The id of the model that the archive names."""
     with zipfile.ZipFile(path) as archive:
-        try:
-            named = json.loads(archive.comment)["topovq"]["model"]
-        except (ValueError, KeyError, TypeError):  # a comment of somebody else's, or none
+        if not archive.comment.startswith(COMMENT):  # somebody else's, or none
             return None
+        named = json.loads(archive.comment)["topovq"]["model"]  # fails where the end of the file was cut off
     return named if isinstance(named, str) else None
 
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from topovq.distributed import join_world, pick_device
-from topovq.storage import remove_abandoned, write_atomic
+from topovq.storage import model_id, refuse_to_overwrite, remove_abandoned, write_atomic
 from topovq.tokenizer.data import find_images
 from topovq.tokenizer.data.loader import Records, reason_not_decoded
 from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
-from topovq.tokenizer.models import as_levels, codes_of
-from topovq.tokenizer.tokenfile import check_suffix, open_writer, read_tokens, shard_path, token_files
-from topovq.tokenizer.training.runs import load_run
-
-T = TypeVar("T")
+from topovq.tokenizer.models import as_levels, codes_of, load_pretrained
+from topovq.tokenizer.tokenfile import check_suffix, model_of, open_writer, read_tokens, shard_path, token_files
+from topovq.tokenizer.training.progress import shown
+from topovq.tokenizer.training.runs import model_folder
 
 
 @dataclass(frozen=True)
@@ -45,9 +41,12 @@ def encode(
     batch_size: int = 256,
     device: str = "auto",
     workers: int | None = None,
+    force: bool = False,
     progress: bool = False,
 ) -> Encoded:
     """Write the tokens of `images` (a folder, at any depth; one image; or tar shards) to `out` (.parquet or .npz).
+
+    The file says which model wrote it. One that is there already is refused, unless `force` is set.
 
     Images are decoded in worker processes and a few batches are in memory at a time. Under torchrun every process takes
     its share and writes a shard of its own beside `out`. An unreadable image is skipped and named in the result.
@@ -55,17 +54,19 @@ def encode(
     """
     out = Path(out)
     check_suffix(out)
-    model = load_run(run)
+    folder = model_folder(run)
+    model = load_pretrained(folder)
     records = find_images(images)
     with join_world(device) as world:
-        model.to(world.device)
         path = shard_path(out, world.rank, world.size)
+        refuse_to_overwrite(path, force)
+        model.to(world.device)
         mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)
         done, skipped = 0, {}
-        with open_writer(path, model.token_shapes, codes_of(model.quantizers)) as writer:
+        with open_writer(path, model.token_shapes, codes_of(model.quantizers), model_id(folder)) as writer:
             batches = _batches(records, mine, model.image_size, batch_size, workers)
             total = -(-len(mine) // batch_size)
-            for names, batch_BCHW, bad in _shown(batches, "encoding", total, progress and world.leads):
+            for names, batch_BCHW, bad in shown(batches, "encoding", total, progress and world.leads):
                 skipped.update(bad)
                 if names:
                     writer.write(names, as_levels(model.encode(batch_BCHW.to(world.device))))
@@ -85,28 +86,42 @@ def decode(
     *,
     batch_size: int = 256,
     device: str = "auto",
+    force: bool = False,
     progress: bool = False,
 ) -> int:
-    """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many."""
+    """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many.
+
+    Everything is checked before the first image is written. Tokens of another model and images that are there already
+    are refused, unless `force` is set.
+    """
     place, out, done = pick_device(device), Path(out), 0
-    model = load_run(run).to(place)
-    shapes, written = model.token_shapes, _Written(out)
-    for path in token_files(Path(tokens)):
-        for names, levels in _shown(read_tokens(path, batch_size), f"decoding {path.name}", None, progress):
+    folder = model_folder(run)
+    model = load_pretrained(folder).to(place)
+    shapes, files, written = model.token_shapes, token_files(Path(tokens)), _Written(out)
+    for path in files:
+        if not force:
+            _check_model(path, folder)
+        for names, levels in read_tokens(path, batch_size):
             _check_levels(levels, codes_of(model.quantizers), shapes, path)
+            for name in names:
+                refuse_to_overwrite(written.place(name, path), force)
+    for path in files:
+        for names, levels in shown(read_tokens(path, batch_size), f"decoding {path.name}", None, progress):
             pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
             for name, image_CHW in zip(names, pixels.cpu(), strict=True):
-                _write_png(written.place(name, path), image_CHW)
+                _write_png(out / image_name(name), image_CHW)
             done += len(names)
     return done
 
 
-def _shown(batches: Iterable[T], what: str, total: int | None, show: bool) -> Iterable[T]:
-    """The batches, with a bar on the terminal's error stream where one is wanted."""
-    console = Console(stderr=True)
-    if not (show and console.is_terminal):
-        return batches
-    return track(batches, what, total, console=console, transient=True)
+def _check_model(path: Path, folder: Path) -> None:
+    """Refuse tokens that another model wrote; files of before 0.3 do not say which one did."""
+    wrote, ours = model_of(path), model_id(folder)
+    if wrote is not None and wrote != ours:
+        raise ValueError(
+            f"{path} was written by another model ({wrote[:12]}) than the one in {folder} ({ours[:12]}): its tokens "
+            "mean nothing to this one; give the run that encoded it, or --force (force=True)"
+        )
 
 
 def image_name(name: str) -> PurePosixPath:

@@ -18,6 +18,7 @@ from topovq.tokenizer.training import TrainConfig, read_record, train, train_all
 from topovq.tokenizer.training import many as module
 
 MOMENT = (
+    "train_loss",
     "seconds",
     "images_per_second",
     "drift",

@@ -13,8 +13,8 @@ from tiny import TinySource, tiny_config
 from topovq import KohonenVQ, ResidualVQ, Schedule
 from topovq.metrics import Health
 from topovq.tokenizer.models import VQVAE
-from topovq.tokenizer.training import read_record, train
-from topovq.tokenizer.training.loop import _Figures
+from topovq.tokenizer.training import info, load_run, read_record, train
+from topovq.tokenizer.training.interval import Figures
 from topovq.tokenizer.training.progress import Reporter
 from topovq.tokenizer.training.step import Reading
 from topovq.tokenizer.training.watch import UsageWatch
@@ -173,6 +173,7 @@ def test_reading_has_each_level_and_all_of_them() -> None:
             "steps": 2,
             "usage": 0.75,
             "perplexity": 6,
+            "tokens": 500,
             "dead_codes": 8,
             "drift": 0.2,
             "skipped": 7,
@@ -185,8 +186,10 @@ def test_reading_has_each_level_and_all_of_them() -> None:
 
 FIGURES = {
     "loss": 0.0123,
+    "reconstruction_loss": 0.0111,
     "steps": 100,
     "usage": 0.98,
+    "tokens": 1_638_400,
     "perplexity": 12_345,
     "dead_codes": 289,
     "drift": 0.0031,
@@ -208,7 +211,14 @@ def test_the_bar_says_it_in_full_where_there_is_room(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = shown(160, capsys, monkeypatch)[-1]
-    for part in ("loss 0.0123", "usage 98%", "perplexity 12,345", "dead codes 289", "drift 0.3%", "256,000 images/s"):
+    for part in (
+        "loss 0.0123",
+        "usage 98% of 2M tokens",
+        "perplexity 12,345",
+        "dead codes 289",
+        "drift 0.3%",
+        "256,000 images/s",
+    ):
         assert part in line
     assert len(line) <= 160
 
@@ -218,7 +228,7 @@ def test_the_bar_fits_a_narrow_terminal(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = shown(width, capsys, monkeypatch)
-    for part in ("kohonen", "15000/30000", "loss 0.0123", "use 98%", "perp 12k", "dead 289", "drift 0.3%"):
+    for part in ("15000/30000", "loss 0.0123", "use 98%/2M", "perp 12k", "dead 289", "drift 0.3%"):
         assert part in lines[-1]
     assert ("256k img/s" in lines[-1]) == (width >= 100)
     assert all(len(line) <= width for line in lines)
@@ -244,9 +254,9 @@ def test_speed_is_that_of_all_steps_since_the_restart(monkeypatch: pytest.Monkey
             self.speeds.append(speed)
 
     now = [10.0]
-    monkeypatch.setattr("topovq.tokenizer.training.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("topovq.tokenizer.training.interval.time.monotonic", lambda: now[0])
     heard = Heard()
-    figures = _Figures(heard)  # type: ignore[arg-type]
+    figures = Figures(heard)  # type: ignore[arg-type]
     now[0] = 11.0
     figures.send(100, Late())  # type: ignore[arg-type]
     now[0] = 12.0
@@ -258,3 +268,26 @@ def test_speed_is_that_of_all_steps_since_the_restart(monkeypatch: pytest.Monkey
     figures.send(300, Late())  # type: ignore[arg-type]
     figures.show()
     assert heard.speeds == [50.0, 100.0, 25.0]
+
+
+def test_usage_is_one_thing_in_bar_record_validation_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The share of the codes that are chosen at least once in a stated number of tokens: counted here by hand."""
+    from topovq.tokenizer.training.summary import summary
+    from topovq.view.report import write_report
+
+    validations, said = run(tmp_path, capsys)
+    last, model = validations[-1], load_run(tmp_path)
+    tokens = model.encode(TinySource().held_out)
+    chosen = len(tokens.unique()) / 16
+    assert (last["usage"], last["tokens"]) == (chosen, tokens.numel())
+    assert f"usage {chosen:.1%} of {tokens.numel():,} tokens" in said
+    assert summary(info(tmp_path))[-1].endswith(f"{chosen:.1%} of the codes in the 160 tokens of these images")
+    health = model.quantizers[0].health()
+    assert (last["train_usage"], last["train_tokens"]) == (health.usage, health.tokens)
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert f"{chosen:.1%} of 160 tokens" in page
+    assert "Usage is the share of the codes that are chosen at least once in so many tokens." in page
+    used, counted = re.findall(r"Hits: usage ([\d.]+)%, (\d+) of 16 codes in [\d,]+ tokens", page)[0]
+    assert float(used) == pytest.approx(100 * int(counted) / 16, abs=0.1)

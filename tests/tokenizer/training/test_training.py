@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,17 @@ def test_the_seed_decides_the_run(whole: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "same") == losses(whole)
     train(tiny_config(tmp_path / "other", seed=4), source=TinySource(), quiet=True)
     assert losses(tmp_path / "other") != losses(whole)
+
+
+def test_the_training_loss_is_recorded_as_the_mean_since_the_last_validation(tmp_path: Path) -> None:
+    every, each = (
+        [line["train_loss"] for line in read_record(run / "record.jsonl") if line["event"] == "validation"]
+        for run in (
+            train(tiny_config(tmp_path / f"{often}", validate_every=often), source=TinySource(), quiet=True).folder
+            for often in (4, 1)
+        )
+    )
+    assert every == pytest.approx([sum(each[i : i + 4]) / 4 for i in (0, 4, 8)], rel=1e-5)
 
 
 class Stopping(TinySource):
@@ -170,7 +182,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True)
     os.close(end)
     shown = b""
-    while b"validation loss" not in shown:
+    while b"validation at" not in shown:  # as a narrow terminal has it
         shown += os.read(terminal, 1000)
     os.close(terminal)
     assert process.wait(timeout=60) == 128 + signal.SIGHUP
@@ -217,7 +229,8 @@ def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
 def test_a_run_made_longer_keeps_its_schedule(tmp_path: Path) -> None:
     out, whole = tmp_path / "run", tmp_path / "whole"
     large = {"codebook_size": 1024}  # wide enough a map for its neighborhood to fall
-    train(tiny_config(out, steps=8, **large), source=TinySource(), quiet=True)
+    falls = {"neighborhood": "narrowing"}
+    train(tiny_config(out, steps=8, quantizer_options=falls, **large), source=TinySource(), quiet=True)
     widths = [load_run(out).quantizers[0].neighborhood.width(torch.tensor(t)).item() for t in range(12)]
     train(tiny_config(out, resume=True, **large), source=TinySource(), quiet=True)
     vq = load_run(out).quantizers[0]
@@ -225,10 +238,11 @@ def test_a_run_made_longer_keeps_its_schedule(tmp_path: Path) -> None:
     assert [vq.neighborhood.width(torch.tensor(t)).item() for t in range(12)] == widths
     assert widths[0] > widths[1] > widths[8] == widths[11]
     # ... as if it had been a run of 12 steps with a schedule for 8; the schedule for 12 is another run.
-    train(tiny_config(whole, quantizer_options={"steps": 8}, **large), source=TinySource(), quiet=True)
+    train(tiny_config(whole, quantizer_options={**falls, "steps": 8}, **large), source=TinySource(), quiet=True)
     assert losses(out) == losses(whole)
+    other = tiny_config(out, resume=True, quantizer_options={**falls, "steps": 12}, **large)
     with pytest.raises(ValueError, match=r"started with quantizer_options=.* but is resumed with quantizer_options="):
-        train(tiny_config(out, resume=True, quantizer_options={"steps": 12}, **large), source=TinySource(), quiet=True)
+        train(other, source=TinySource(), quiet=True)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(whole: Path) -> None:
@@ -288,9 +302,12 @@ def test_progress_without_a_terminal_is_a_line_per_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_config(tmp_path / "run"), source=TinySource())
-    lines = capsys.readouterr().out.splitlines()
+    what, how, estimate, *lines = capsys.readouterr().out.splitlines()
+    assert what == "24 training and 10 validation images of 16x16 pixels"
+    assert how == "vqvae, kohonen: 16 codes, 12 steps on the CPU, 1 thread"
+    assert re.fullmatch(r"about \d+ s for 12 steps \(.* s a step\)", estimate)
     assert [line.split()[1] for line in lines] == ["4", "8", "12"]
-    assert all(word in lines[0] for word in ("validation loss", "perplexity", "usage", "images/s"))
+    assert all(word in lines[0] for word in ("validation loss", "perplexity", "of 160 tokens", "images/s"))
 
 
 def test_tensorboard_files_hold_both_curves(tmp_path: Path) -> None:

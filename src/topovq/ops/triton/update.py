@@ -18,8 +18,7 @@ import triton.language as tl
 from topovq.neighborhood import Neighborhood
 from topovq.ops.smooth import method, smooth, step_table
 from topovq.ops.triton.accumulate import cdiv, on_device, power_of_2
-from topovq.ops.triton.course import Course, course_of, course_table, width_and_strength
-from topovq.ops.triton.smooth import gaussian_triton, is_narrow
+from topovq.ops.triton.smooth import gaussian_triton, is_narrow, lattice, schedule_table, weight, width_and_strength
 from topovq.ops.update import Batch, Rule, State
 
 COUNTS = 1024  # codes per program of the first launch
@@ -54,20 +53,9 @@ def _neighbor(
 
 
 @triton.jit
-def _weight(length_ptr, width, strength, KIND: tl.constexpr):
-    """The weight of a step in the neighborhood (neighborhood.py)."""
-    length = tl.load(length_ptr)
-    if KIND == "gaussian":
-        weight = tl.exp(-(length * length).to(tl.float32) * (1.0 / (width * width)).to(tl.float32))
-    else:
-        weight = tl.where(length <= width + 1e-9, strength, 0.0).to(tl.float32)
-    return weight
-
-
-@triton.jit
 def _counts_kernel(
     batch_ptr, raw_ptr, counts_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, step_ptr,
-    course_ptr, now_ptr, K, M, n0, n1, n2, decay, beta,
+    schedule_ptr, now_ptr, K, M, n0, n1, n2, decay, beta,
     KIND: tl.constexpr, SCHEDULE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -75,16 +63,17 @@ def _counts_kernel(
     code = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.load(batch_ptr + code, code < K, 0.0)
     if KIND != "none":
-        width, strength = width_and_strength(step_ptr, course_ptr, KIND, SCHEDULE)
+        width, strength = width_and_strength(step_ptr, schedule_ptr, KIND, SCHEDULE)
         if tl.program_id(0) == 0:  # for the second launch, which moves the step
             tl.store(now_ptr, width)
-            tl.store(now_ptr + 1, strength)
         if KIND == "hard" or is_narrow(width):
             batch = tl.load(raw_ptr + code, code < K, 0.0)
             for m in range(M):
                 place, on = _neighbor(code, m, steps_ptr, K, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL, FULL)
-                weight = _weight(lengths_ptr + m, width, strength, KIND)
-                batch += weight * tl.load(raw_ptr + place, on & (code < K), 0.0)
+                share = weight(tl.load(lengths_ptr + m), width, strength, KIND)
+                if tl.program_id(0) == 0:
+                    tl.store(now_ptr + 1 + m, share)
+                batch += share.to(tl.float32) * tl.load(raw_ptr + place, on & (code < K), 0.0)
     tl.store(smoothed_ptr + code, batch, code < K)
     counts = decay * tl.load(counts_ptr + code, code < K, 0.0) + beta * batch
     tl.store(fresh_ptr + code, counts, code < K)
@@ -94,7 +83,7 @@ def _counts_kernel(
 
 @triton.jit
 def _codes_kernel(
-    batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, lengths_ptr, now_ptr,
+    batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, now_ptr,
     codes_ptr, sums_ptr, counts_ptr, hits_ptr, idle_ptr, frozen_ptr, step_ptr,
     K, D, M, programs, n0, n1, n2, decay, beta, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
@@ -112,16 +101,15 @@ def _codes_kernel(
     if KIND == "none":
         batch = tl.load(batch_ptr + here, inside, 0.0)
     else:
-        width, strength = tl.load(now_ptr), tl.load(now_ptr + 1)
-        if KIND == "hard" or is_narrow(width):
+        if KIND == "hard" or is_narrow(tl.load(now_ptr)):
             chosen = tl.load(raw_ptr + code, code < K, 0.0) > 0
             batch = tl.load(alone_ptr + here, inside & chosen[:, None], 0.0)
             for m in range(M):
                 place, on = _neighbor(code, m, steps_ptr, K, n0, n1, n2, WRAP0, WRAP1, WRAP2, HEXAGONAL, FULL)
                 chosen = tl.load(raw_ptr + place, on & (code < K), 0.0) > 0
                 there = place[:, None].to(tl.int64) * D + dim[None, :]
-                weight = _weight(lengths_ptr + m, width, strength, KIND)
-                batch += weight * tl.load(alone_ptr + there, (dim < D)[None, :] & chosen[:, None], 0.0)
+                share = tl.load(now_ptr + 1 + m).to(tl.float32)
+                batch += share * tl.load(alone_ptr + there, (dim < D)[None, :] & chosen[:, None], 0.0)
         else:
             batch = tl.load(batch_ptr + here, inside, 0.0)
     # Not from counts_ptr, which is written below: warps do not wait for each other, and a row's threads read its count.
@@ -153,40 +141,40 @@ def _codes_kernel(
 def update_triton(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
     """Move the state in place (float32, contiguous; grids of up to 3 axes)."""
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
-    raw_KD, raw_K = batch
     k, d = codes_KD.shape
-    device, grid, course = codes_KD.device, neighborhood.grid, course_of(neighborhood)
-    smoothed, steps_M3, lengths_M, window = batch, raw_K, raw_K, 0
-    way = method(neighborhood)
-    if way == "box" or (way == "separable" and grid.topology == "rectangular"):
-        steps_M3, lengths_M = step_table(grid, neighborhood.widest if way == "box" else NEXT, device)
+    device, grid = codes_KD.device, neighborhood.grid
+    kind, way = neighborhood.kind, method(neighborhood)
+    steps_M3, lengths_M, window = batch.counts_K, batch.counts_K, 0
+    if way == "box":
+        smoothed = batch
+        steps_M3, lengths_M = step_table(grid, neighborhood.widest, device)
         window = len(lengths_M)
-    if way == "separable" and window:
-        smoothed = Batch(*gaussian_triton(raw_KD, raw_K, neighborhood, step, of_a_batch=True))
-    elif way != "box":
-        smoothed = Batch(*(part.contiguous() for part in smooth(raw_KD, raw_K, neighborhood, step)))
-        course = Course("none", "harmonic", 0.0, 0.0, 0.0, 1)  # one kernel for all of these
-    sizes = (1,) * (3 - grid.ndim) + grid.shape
-    wraps = (False,) * (3 - grid.ndim) + grid.wrap
-    lattice = {"WRAP0": wraps[0], "WRAP1": wraps[1], "WRAP2": wraps[2], "HEXAGONAL": grid.topology == "hexagonal"}
-    lattice["FULL"] = grid.size == grid.places
+    elif way == "separable" and grid.topology == "rectangular":
+        smoothed = Batch(*gaussian_triton(*batch, neighborhood, step, but_narrow=True))
+        steps_M3, lengths_M = step_table(grid, NEXT, device)
+        window = len(lengths_M)
+    else:
+        smoothed = Batch(*(part.contiguous() for part in smooth(*batch, neighborhood, step)))
+        kind = "none"  # one kernel for all of these
+    sizes, how = lattice(grid)
+    how["FULL"] = grid.size == grid.places
     programs = cdiv(k, COUNTS)
     total, live = (torch.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
-    now = torch.empty(2, device=device, dtype=torch.float64)
+    now = torch.empty(1 + window, device=device, dtype=torch.float64)  # the width, and the weights of the window
     smoothed_K, fresh_K = torch.empty_like(counts_K), torch.empty_like(counts_K)
     padded = power_of_2(d)
     block = max(1, 2048 // padded)
     with on_device(codes_KD):
         _counts_kernel[(programs,)](
-            smoothed.counts_K, raw_K, counts_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, step,
-            course_table(course, device), now,
+            smoothed.counts_K, batch.counts_K, counts_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, step,
+            schedule_table(neighborhood.schedule, neighborhood.widest, device), now,
             k, window, *sizes, rule.decay, 1 - rule.decay,
-            KIND=course.kind, SCHEDULE=course.schedule, BLOCK=COUNTS, **lattice,
+            KIND=kind, SCHEDULE="harmonic" if kind == "none" else neighborhood.schedule.kind, BLOCK=COUNTS, **how,
         )  # fmt: skip
         _codes_kernel[(cdiv(k, block),)](
-            smoothed.sums_KD, raw_KD, raw_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, now,
+            smoothed.sums_KD, batch.sums_KD, batch.counts_K, smoothed_K, fresh_K, total, live, steps_M3, now,
             codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
             k, d, window, programs, *sizes, rule.decay, 1 - rule.decay, rule.eps,
-            KIND=course.kind, UPDATE_EMPTY=rule.update_empty, CARRIED=rule.carried, COSINE=rule.cosine,
-            BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **lattice,
+            KIND=kind, UPDATE_EMPTY=rule.update_empty, CARRIED=rule.carried, COSINE=rule.cosine,
+            BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **how,
         )  # fmt: skip

@@ -40,9 +40,14 @@ def decode(file: str | BinaryIO, size: int, fit: Fit, out_SS3: np.ndarray) -> No
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width}x{height} pixels are more than the limit of {MAX_PIXELS:,}")
         image.draft(None, (int(_GAP * size), int(_GAP * size)))  # JPEG: let the decoder itself scale down
-        image.load()
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-        small = _resize(_plain(image), size, fit)
+        to_square(image, size, fit, out_SS3)
+
+
+def to_square(image: Image.Image, size: int, fit: Fit, out_SS3: np.ndarray) -> None:
+    """An open image of any mode and orientation into `out_SS3`, as `decode` does."""
+    image.load()
+    orientation = image.getexif().get(ExifTags.Base.Orientation)
+    small = _resize(_plain(image), size, fit)
     # The square is symmetric, so turning it after the resize equals turning the photograph before, and is cheaper.
     if orientation in _UPRIGHT:
         small = small.transpose(_UPRIGHT[orientation])

@@ -60,6 +60,8 @@ def find_files(path: PathLike) -> FileRecords:
     """The images under the folder `path`, in the order of their names."""
     root = os.fspath(path)
     looked_for = f"files ending in .{', .'.join(sorted(EXTENSIONS))}"
+    if not os.path.exists(root):
+        raise DataError(f"there is no folder {root!r}")
     if not os.path.isdir(root):
         raise DataError(f"{root!r} is not a folder; a folder with {looked_for} was looked for")
     damage: list[str] = []

@@ -107,6 +107,17 @@ class ImageSource(Source):
             self._resident_N3SS = images_NSS3.permute(0, 3, 1, 2)
         return self._resident_N3SS
 
+    def check(self) -> Iterator[int]:
+        everything = np.concatenate([self._listing.train, self._validation_indices])
+        for batch in self._remember(self._validation(everything, _DECODED)):
+            yield len(batch)
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        records = self._listing.records
+        damage = {what: "could not be opened" for what in records.damage}
+        return damage | {records.name(index): reason for index, reason in sorted(self._bad.items())}
+
     def describe(self) -> dict[str, Any]:
         skipped = len(self._bad) + len(self._listing.records.damage)
         return super().describe() | {"flip": self._flip, "fit": self._fit, "skipped": skipped}

@@ -54,13 +54,18 @@ class Source(ABC):
         """Names of the sets that validation consists of, where there is more than one."""
         return tuple(self._parts)
 
+    @property
+    def validation_images(self) -> int:
+        """How many images validate: none of them is ever trained on."""
+        return len(self._validation_indices)
+
     def describe(self) -> dict[str, Any]:
         """Facts for the record of a run, fit for JSON."""
         facts: dict[str, Any] = {"name": self.name, "path": self.path, "size": self.size}
         facts |= {"mean": list(self.mean), "std": list(self.std)}
         if self.train_images is not None:
             facts["train_images"] = self.train_images
-        facts["validation_images"] = len(self._validation_indices)
+        facts["validation_images"] = self.validation_images
         if self._parts:
             facts["validation_parts"] = {name: len(indices) for name, indices in self._parts.items()}
         return facts
@@ -93,6 +98,15 @@ class Source(ABC):
         chosen = self._validation_indices if part is None else self._parts[part]
         first, last = (len(chosen) * r // world_size for r in (rank, rank + 1))
         return self._remember(self._validation(chosen[first:last], rows.stop - rows.start))
+
+    def check(self) -> Iterator[int]:
+        """Read every image once, some at a time: how many were read. `unreadable` is complete afterwards."""
+        return iter(())
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """The images found so far that cannot be read, by name, with the reasons."""
+        return {}
 
     def resident(self) -> torch.Tensor | None:
         """The training images, uint8 [N, 3, S, S], where they fit in memory; `indices` says which rows come when."""

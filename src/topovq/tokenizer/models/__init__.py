@@ -1,4 +1,4 @@
-"""VQ-VAE and VQ-VAE-2: from images to tokens and back."""
+"""VQ-VAE, VQ-VAE-2 and VQGAN: from images to tokens and back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from topovq.storage import read_json
 from topovq.tokenizer.models.model import (
+    CARD_FILE,
     CONFIG_FILE,
     WEIGHTS_FILE,
     Output,
@@ -23,15 +24,18 @@ from topovq.tokenizer.models.registry import (
     codes_of,
     spelled_out,
 )
+from topovq.tokenizer.models.vqgan import VQGAN
 from topovq.tokenizer.models.vqvae import VQVAE
 from topovq.tokenizer.models.vqvae2 import VQVAE2
 
-MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2)}
+MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2, VQGAN)}
 
 __all__ = [
+    "CARD_FILE",
     "CONFIG_FILE",
     "MODELS",
     "QUANTIZERS",
+    "VQGAN",
     "VQVAE",
     "VQVAE2",
     "WEIGHTS_FILE",

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import safetensors.torch
 import torch
@@ -22,10 +22,14 @@ from topovq.pretrained import HubModule
 from topovq.quantizers import Quantized, Quantizer, ResidualVQ
 from topovq.storage import write_files
 from topovq.tokenizer.models.blocks import halvings
+from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
 
+if TYPE_CHECKING:
+    from topovq.tokenizer.models.inputs import Images
+
 Tokens = Tensor | tuple[Tensor, ...]
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 LARGEST = 9_459  # side of the images of a model that is loaded: larger ones are not decoded (data/decode.py)
 
 
@@ -47,7 +51,7 @@ class Output(NamedTuple):
 
 
 class Tokenizer(nn.Module, HubModule):
-    """Base of VQVAE and VQVAE2: normalization, losses, tokens, saving.
+    """Base of VQVAE, VQVAE2 and VQGAN: normalization, losses, tokens, saving.
 
     Subclasses give `features`, `reconstruct` and, with several levels, `descend`.
     """
@@ -56,6 +60,7 @@ class Tokenizer(nn.Module, HubModule):
     quantizers: Sequence[Quantizer]  # one per level, coarsest first
     mean_C11: Tensor
     std_C11: Tensor
+    card: str | None = None  # what README.md in its folder says; what is saved or uploaded next has it, too
 
     def __init__(
         self, image_size: int, strides: Sequence[int], channels: int, mean: Sequence[float], std: Sequence[float]
@@ -144,8 +149,16 @@ class Tokenizer(nn.Module, HubModule):
         return (x_BCHW.float() * self.std_C11 + self.mean_C11).round().clamp(0, 255).to(torch.uint8)
 
     @torch.no_grad()
-    def encode(self, x_BCHW: Tensor) -> Tokens:
-        """Images (as in `forward`) -> tokens int64 [B, h, w], a tuple where there are levels. Codes stay put."""
+    def encode(self, images: Images) -> Tokens:
+        """Images -> tokens int64 [B, h, w], a tuple where there are levels. Codes stay put.
+
+        images  a tensor [B, C, H, W]: uint8 pixels, floats in [0, 1], or floats that are normalized as `normalize`
+                does it; or a PIL image, the path of an image file, or a list of these, of which the central square is
+                scaled to `image_size`
+        """
+        return self._tokens(as_batch(images, self))
+
+    def _tokens(self, x_BCHW: Tensor) -> Tokens:
         training = self.training
         self.eval()
         try:
@@ -203,6 +216,22 @@ class Tokenizer(nn.Module, HubModule):
         if "quantizer" in kwargs:
             kwargs["quantizer_options"] = as_meant(kwargs["quantizer"], kwargs.get("quantizer_options") or {})
         return super()._from_pretrained(strict=strict, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Self:
+        """As in every module that can be saved; the folder's model card is kept."""
+        model = super().from_pretrained(pretrained_model_name_or_path, **arguments)
+        card = Path(pretrained_model_name_or_path) / CARD_FILE
+        model.card = card.read_text(encoding="utf-8") if card.is_file() else None
+        return model
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """As in every module that can be saved; with the card it was loaded with, unless the folder has one."""
+        card = Path(save_directory) / CARD_FILE
+        if self.card is not None and not card.exists():
+            card.parent.mkdir(parents=True, exist_ok=True)
+            card.write_text(self.card, encoding="utf-8")
+        return super().save_pretrained(save_directory, **options)
 
 
 def as_levels(tokens: Tokens) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,11 +11,11 @@ from topovq.grid import Grid
 from topovq.neighborhood import Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, Quantizer, ResidualVQ, SoftKohonenVQ
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
-from topovq.quantizers.kohonen import drop_ignored
+from topovq.quantizers.kohonen import REACH, as_saved, follows_gradient, neighborhood_name
 
 # name -> (class, the options that make the name mean what it says). Other modules may add quantizers when imported.
 COMMITMENT = {"commitment_weight": 0.25}
-QUANTIZERS: dict[str, tuple[type[Quantizer], dict[str, Any]]] = {
+QUANTIZERS: dict[str, tuple[Callable[..., Quantizer], dict[str, Any]]] = {
     "kohonen": (KohonenVQ, COMMITMENT),
     "ema": (KohonenVQ, COMMITMENT | {"neighborhood": "none"}),
     "gradient": (GradientVQ, COMMITMENT | {"neighborhood": "none"}),
@@ -49,14 +49,23 @@ def has_neighbor_term(kind: str, options: dict[str, Any]) -> bool:
     return kind == "som-vae" or (kind == "gradient" and options.get("neighborhood", "none") != "none")
 
 
+def has_open_neighborhood(kind: str, options: dict[str, Any]) -> bool:
+    """Whether the options of this quantizer may leave its neighborhood open, to be the recommended one."""
+    return (options.get("quantizer", "kohonen") if kind == "residual" else kind) == "kohonen"
+
+
 def spelled_out(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a configuration that is made now, with what it must name so that `as_meant` understands it."""
+    if has_open_neighborhood(kind, options) and not follows_gradient(options):
+        return {**options, "neighborhood": neighborhood_name(*(options.get(name) for name in REACH[1:]))}
     return {**REDUCTION, **options} if has_neighbor_term(kind, options) else options
 
 
 def as_meant(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a configuration that was written some time ago: what it leaves open is as it was then."""
-    return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else drop_ignored(options)
+    if has_open_neighborhood(kind, options) or follows_gradient(options):
+        return as_saved(options)
+    return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else options
 
 
 def codes_of(quantizers: Iterable[Quantizer]) -> int:

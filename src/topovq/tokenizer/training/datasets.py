@@ -15,6 +15,8 @@ def open_data(data: str, path: Path | None = None, size: int | None = None, work
     if data in SOURCES:
         return open_source(data, path, size=size, workers=workers)
     if not Path(data).exists() and not are_shards(data):
+        if Path(data).name != data:  # a path and no name
+            raise FileNotFoundError(f"there is no folder {data!r}; DATA is a folder of images or {', '.join(SOURCES)}")
         check_name("data set (and no such folder)", data, SOURCES)
     if path is not None:
         raise ValueError(

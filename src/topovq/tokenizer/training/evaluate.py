@@ -24,8 +24,9 @@ def validate(
     quantizer_loss  the quantizers' own losses (0.25 * commitment)
     psnr            of the uint8 images, in dB
     perplexity      exp(-sum p log p) of the tokens, the mean over levels; of several also `perplexity_0`, ...
-    usage           the share of codes that occur at least once, likewise
-    images          how many there were
+    usage           the share of the codes that are chosen at least once in these tokens, likewise
+    tokens          how many tokens perplexity and usage rest on, of all levels; of several also `tokens_0`, ...
+    images          how many images there were
     """
     batches = source.validation(batch_size, rank=world.rank, world_size=world.size, part=part)
     totals_4, counts_LK = _over(model, (batch.to(world.device, non_blocking=True) for batch in batches), world, bf16)
@@ -95,18 +96,20 @@ def _summary(totals_4: Tensor, counts_LK: Tensor, source: Source, world: World) 
     loss, quantizer_loss, pixel_error, images = totals_4.tolist()
     if images == 0:
         raise ValueError(f"the validation set of {source.name!r} is empty")
-    per_level = [(float(perplexity(counts)), float(usage(counts))) for counts in counts_LK.unbind()]
+    per_level = [(float(perplexity(c)), float(usage(c)), int(c.sum())) for c in counts_LK.unbind()]
     figures = {
         "loss": loss / images,
         "quantizer_loss": quantizer_loss / images,
         "psnr": to_psnr(max(pixel_error / images, 1e-12)),
-        "perplexity": sum(p for p, _ in per_level) / len(per_level),
-        "usage": sum(u for _, u in per_level) / len(per_level),
+        "perplexity": sum(p for p, _, _ in per_level) / len(per_level),
+        "usage": sum(u for _, u, _ in per_level) / len(per_level),
+        "tokens": sum(n for _, _, n in per_level),
         "images": int(images),
     }
     if len(per_level) > 1:
-        for level, (level_perplexity, level_usage) in enumerate(per_level):
+        for level, (level_perplexity, level_usage, tokens) in enumerate(per_level):
             figures |= {f"perplexity_{level}": level_perplexity, f"usage_{level}": level_usage}
+            figures[f"tokens_{level}"] = tokens
     return figures
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -41,7 +42,7 @@ class HostFeed:
     """Batches as they come, for training on the CPU."""
 
     def __init__(self, batches: Iterator[Tensor]) -> None:
-        self.batches = batches
+        self.batches = chain([next(batches)], batches)  # here: what is wrong with the images is known before a step
 
     def prepare(self) -> None:
         self.current = next(self.batches)

@@ -3,7 +3,9 @@
 The run's folder:
     record.jsonl                   what happened (see record.py)
     checkpoints/step-00001000/     the newest few (see checkpoint.py)
+    snapshots/step-00000120.npz    how the maps looked on the way, if asked for (see snapshots.py)
     config.json, model.safetensors the final model, as `from_pretrained` reads it
+    README.md                      its model card
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import contextlib
 import signal
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -24,38 +26,29 @@ from topovq.storage import write_files
 from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
+from topovq.tokenizer.training.card import write_card
 from topovq.tokenizer.training.checkpoint import (
     checkpoints,
-    identity_of,
     load_checkpoint,
     load_newest,
-    newest_whole,
     save_checkpoint,
 )
-from topovq.tokenizer.training.config import IDENTITY, TrainConfig, told_options
-from topovq.tokenizer.training.cost import Cost
+from topovq.tokenizer.training.config import IDENTITY, TrainConfig
+from topovq.tokenizer.training.cost import LAST, Cost
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import Validation
 from topovq.tokenizer.training.feed import open_feed
-from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
-from topovq.tokenizer.training.progress import Logger, Reporter, TensorBoard, WeightsAndBiases
+from topovq.tokenizer.training.interrupt import Dropped, Interrupted, StopRequest
+from topovq.tokenizer.training.interval import Figures
+from topovq.tokenizer.training.progress import Logger, Reporter, TensorBoard, WeightsAndBiases, check_loggers
 from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, read_record
-from topovq.tokenizer.training.step import Reading, TrainStep, fastest_convolutions, make_optimizer
+from topovq.tokenizer.training.result import RunResult, check_folder
+from topovq.tokenizer.training.snapshots import Snapshots, in_rows, originals_and_decoded
+from topovq.tokenizer.training.step import TrainStep, fastest_convolutions, make_optimizer
 from topovq.tokenizer.training.watch import Diverged, UsageWatch, is_finite
 
 SHOWN = 8  # validation images in TensorBoard
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run: its folder, its id, and the figures of its `final` line and last validation."""
-
-    folder: Path
-    run_id: str
-    steps: int
-    best_loss: float
-    seconds: float
-    validation: dict[str, float]
+TIMED = 3  # steps after which a run on the CPU says how long it will take; on a GPU see cost.py
 
 
 def train(config: TrainConfig, *, source: Source | None = None, quiet: bool = False) -> RunResult:
@@ -65,6 +58,7 @@ def train(config: TrainConfig, *, source: Source | None = None, quiet: bool = Fa
     repeated when `config.resume` is set. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
     """
     resolved = config.resolve(pick_device(config.device).type)
+    check_loggers(resolved.tensorboard, resolved.wandb)
     with join_world(config.device) as world:
         finished = check_folder(resolved)
         world.wait()  # nobody writes before everybody has looked
@@ -74,42 +68,6 @@ def train(config: TrainConfig, *, source: Source | None = None, quiet: bool = Fa
             return Run(resolved, source, world, quiet).train()
         with open_data(resolved.data, resolved.data_path, resolved.image_size, resolved.workers) as opened:
             return Run(resolved, opened, world, quiet).train()
-
-
-def check_folder(config: TrainConfig) -> RunResult | None:
-    """Check that the run in the folder, if there is one, is this one; its result where it is finished."""
-    folder = config.out
-    assert folder is not None
-    started = (folder / RECORD_FILE).exists()
-    if not config.resume and (started or checkpoints(folder)):
-        raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
-    lines = read_record(folder / RECORD_FILE) if started else []
-    newest = newest_whole(folder) if not started else None
-    told = lines[0] if started else identity_of(newest) if newest is not None else {}
-    if told:
-        ours, theirs = config.as_dict(), {**told, "quantizer_options": told_options(told)}
-        names = [n for n in IDENTITY if n != "steps" and (started or n in told)]
-        differing = [n for n in names if theirs.get(n) != ours[n]]
-        if differing:
-            raise ValueError(
-                f"the run in {folder} was started with "
-                + ", ".join(f"{n}={theirs.get(n)!r}" for n in differing)
-                + " but is resumed with "
-                + ", ".join(f"{n}={ours[n]!r}" for n in differing)
-            )
-    if lines and lines[-1]["event"] == "final" and lines[-1]["steps"] == config.steps:
-        return result_of(folder)
-    return None
-
-
-def result_of(folder: Path) -> RunResult:
-    """The result of the finished run in `folder`, from its record."""
-    lines = read_record(folder / RECORD_FILE)
-    if lines[-1]["event"] != "final":
-        raise ValueError(f"the run in {folder} is not finished")
-    validation = [line for line in lines if line["event"] == "validation"][-1]
-    final = lines[-1]
-    return RunResult(folder, lines[0]["id"], final["steps"], final["best_loss"], final["seconds"], validation)
 
 
 class Run:
@@ -122,10 +80,17 @@ class Run:
         assert config.out is not None
         assert config.batch_size is not None
         assert config.learning_rate is not None
+        assert config.steps is not None
+        assert config.validate_every is not None
+        assert config.checkpoint_every is not None
+        assert config.log_every is not None
+        self.total, self.log_every = config.steps, config.log_every
+        self.validate_every, self.checkpoint_every = config.validate_every, config.checkpoint_every
         self.config, self.source, self.world, self.folder = config, source, world, config.out
         self.at_once = at_once
         self.batch_size = config.batch_size
         self.record = Record(self.folder / RECORD_FILE)
+        self.snapshots = Snapshots(self.folder, config.snapshots, self.total)
         self.cost = Cost(world.device)
         self.quiet = quiet or not world.leads
         torch.manual_seed(config.seed)
@@ -136,6 +101,7 @@ class Run:
         self.step, self.seconds, self.best = 0, 0.0, float("inf")
         self.validation: dict[str, float] = {}
         self.skipped = 0.0
+        self.health: dict[str, float] = {}
         self.shown_BCHW: torch.Tensor | None = None
         self.cost.made()
 
@@ -153,7 +119,9 @@ class Run:
         while the cost of a step is measured."""
         with self._alone():
             self.cost.begin()
-            self._begin()
+            load_newest(self.folder, self._load, self.world)
+            if self.step > self.total:
+                raise ValueError(f"the run in {self.folder} is at step {self.step} already, beyond steps={self.total}")
             feed = open_feed(self.source, self.batch_size, self.config.seed, self.step, self.world)
             bf16 = self.config.precision == "bf16"
             take_step = TrainStep(
@@ -164,16 +132,21 @@ class Run:
                 clip=self.config.clip,
                 bf16=bf16,
                 compile=bool(self.config.compile),
+                stop=stop,
             )
             self.validate = Validation(self.model, self.source, self.batch_size, self.world, bf16)
             title = self.config.quantizer
-            reporter = Reporter(title, self.config.steps, self.step, self.batch_size, self._loggers(), self.quiet)
+            reporter = Reporter(title, self.total, self.step, self.batch_size, self._loggers(), self.quiet)
+            self._begin()  # the first line that is written: whatever can be wrong is known by now
             reporter.skipped = self.skipped  # what was warned of before is not news
+            reporter.health = self.health
             reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
             with reporter:
+                reporter.start(self.config, self.source, self.world.device)
                 if self.step:
                     reporter.say(f"continuing {self.folder} at step {self.step:,}")
                 try:
+                    self._keep_snapshot()
                     yield from self._loop(take_step, reporter, stop)
                 finally:
                     take_step.close()
@@ -203,19 +176,33 @@ class Run:
             lock.release()
 
     def _loop(self, take_step: TrainStep, reporter: Reporter, stop: StopRequest) -> Generator[None, None, None]:
-        config = self.config
         began = time.monotonic() - self.seconds
-        figures = _Figures(reporter)
+        figures = Figures(reporter)
         take_step.read()  # the codes as they are now: drift counts from here
+        if self._owes_validation():
+            self._validate(reporter, stop)
         self.cost.start()
-        while self.step < config.steps:
-            take_step()
+        first, timed = self.step, TIMED if self.world.device.type == "cpu" else LAST
+        while self.step < self.total:
+            try:
+                take_step()
+            except Dropped:
+                take_step.undo()
+                self.seconds = time.monotonic() - began
+                if not is_finite(self.model):
+                    raise Diverged(self.step, checkpoints(self.folder)) from None
+                self._stop(stop)
             self.step += 1
             self.cost.step()
-            last = self.step == config.steps
-            validating = last or self.step % config.validate_every == 0
-            saving = last or self.step % config.checkpoint_every == 0
-            logging = validating or saving or self.step % config.log_every == 0
+            reporter.step(self.step)
+            if self.step == first + 1:
+                second = time.monotonic()
+            elif self.step == first + timed:
+                reporter.estimate((time.monotonic() - second) / (timed - 1))
+            last = self.step == self.total
+            validating = last or self.step % self.validate_every == 0
+            saving = last or self.step % self.checkpoint_every == 0
+            logging = validating or saving or self.step % self.log_every == 0
             if logging:
                 figures.send(self.step, take_step.read())
             # Processes must stop at the same step, so several look only where they are logging.
@@ -227,24 +214,37 @@ class Run:
             if (logging or stopping) and self.world.any(looking and not is_finite(self.model)):
                 raise Diverged(self.step, checkpoints(self.folder))
             if validating or saving or stopping:
-                self.skipped = reporter.skipped
+                self.skipped, self.health = reporter.skipped, reporter.health
                 self.seconds = time.monotonic() - began
+                if stopping and not last:
+                    self._stop(stop)
                 if validating:
-                    self._validate(reporter)
-                if saving or stopping:
+                    self._validate(reporter, stop)
+                if saving:
                     self._save()
                 figures.restart()
-            if stopping and not last:
-                raise Interrupted(
-                    stop.signum or signal.SIGTERM,
-                    f"stopped at step {self.step:,} of {config.steps:,}; the checkpoint is in {self.folder}: "
-                    "the same command with --resume continues",
-                )
+            self._keep_snapshot()
             if not self.cost.measuring:
                 yield
 
+    def _stop(self, stop: StopRequest) -> NoReturn:
+        """Leave a checkpoint, from which the same run goes on."""
+        self._save()
+        raise Interrupted(
+            stop.signum or signal.SIGTERM,
+            f"stopped at step {self.step:,} of {self.total:,}; the checkpoint is in {self.folder}: "
+            "the same command with --resume continues",
+        )
+
+    def _owes_validation(self) -> bool:
+        """Whether the run was stopped after a step that is validated, but before it was."""
+        if not self.step or (self.step < self.total and self.step % self.validate_every):
+            return False
+        lines = read_record(self.record.path)
+        return not any(line["event"] == "validation" and line["step"] == self.step for line in lines)
+
     def _begin(self) -> None:
-        """Load the newest checkpoint, or start the record."""
+        """Start the record, or take it up at the checkpoint that was loaded."""
         config = {
             "id": self.config.run_id,
             **self.config.as_dict(),
@@ -253,12 +253,8 @@ class Run:
             **environment(self.world.device, self.world.size),
             "at_once": self.at_once,
         }
-        load_newest(self.folder, self._load, self.world)
-        if self.step > self.config.steps:
-            raise ValueError(
-                f"the run in {self.folder} is at step {self.step} already, beyond steps={self.config.steps}"
-            )
         if self.world.leads:
+            self.snapshots.rewind(self.step)
             if self.record.path.exists():
                 self.record.rewind(self.step, **config)
                 self.record.append("resumed", step=self.step, **environment(self.world.device, self.world.size))
@@ -270,6 +266,7 @@ class Run:
         state = load_checkpoint(checkpoint, self.model, self.optimizer, self.world.device)
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
         self.validation, self.skipped = state["validation"], state["skipped"]
+        self.health = state.get("health", {})
         if len(state["rng"]) == self.world.size:  # another number of processes has no generator state of its own
             torch.set_rng_state(state["rng"][self.world.rank])
             if self.world.device.type == "cuda" and state["cuda_rng"]:
@@ -287,6 +284,7 @@ class Run:
             "best": self.best,
             "validation": self.validation,
             "skipped": self.skipped,
+            "health": self.health,
         }
         if self.world.leads:
             told = self.config.as_dict()
@@ -294,11 +292,17 @@ class Run:
             save_checkpoint(self.folder, self.step, self.model, state, self.config.keep_checkpoints, identity)
         self.world.wait()
 
-    def _validate(self, reporter: Reporter) -> None:
-        self.validation = self.validate()
-        parts = self.source.parts
-        if len(parts) > 1:
-            self.validation |= {f"loss_{part}": self.validate(part)["loss"] for part in parts}
+    def _validate(self, reporter: Reporter, stop: StopRequest) -> None:
+        try:
+            # Several processes stop at the same step, or they would wait for one another.
+            with stop.droppable() if self.world.size == 1 else contextlib.nullcontext():
+                validation = self.validate()
+                parts = self.source.parts
+                if len(parts) > 1:
+                    validation |= {f"loss_{part}": self.validate(part)["loss"] for part in parts}
+        except Dropped:
+            self._stop(stop)
+        self.validation = validation
         self.best = min(self.best, self.validation["loss"])
         if self.world.leads:
             timing = {"seconds": round(self.seconds, 3), "images_per_second": round(reporter.speed, 1)}
@@ -309,22 +313,31 @@ class Run:
 
     def _pictures(self) -> dict[str, np.ndarray]:
         """Every map, and a few validation images above their reconstructions."""
-        if self.shown_BCHW is None:
-            self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
         maps = charts(self.model)
         drawn = {f"validation/{chart.name}": map_picture(self.model, maps, i) for i, chart in enumerate(maps)}
-        decoded = self.model.decode(self.model.encode(self.shown_BCHW))
-        rows = torch.cat([torch.cat(list(images), -1) for images in (self.shown_BCHW, decoded)], -2)
-        return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).cpu().numpy()}
+        rows = in_rows(originals_and_decoded(self.model, self._shown()))
+        return {**drawn, "validation/reconstructions": rows.permute(1, 2, 0).numpy()}
+
+    def _shown(self) -> torch.Tensor:
+        if self.shown_BCHW is None:
+            self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
+        return self.shown_BCHW
+
+    def _keep_snapshot(self) -> None:
+        if self.step in self.snapshots.due:
+            self.cost.give_up()
+            if self.world.leads:
+                self.snapshots.keep(self.step, self.model, self._shown())
 
     def _finish(self) -> RunResult:
         config = self.config
         if self.world.leads:
             write_files(self.folder, self.model.files())
             figures = {"best_loss": self.best, "seconds": round(self.seconds, 3), **self.cost.figures()}
-            self.record.append("final", step=self.step, steps=config.steps, **figures)
+            self.record.append("final", step=self.step, steps=self.total, **figures)
+            write_card(self.folder, self.model, read_record(self.record.path))
         self.world.wait()
-        return RunResult(self.folder, config.run_id, config.steps, self.best, self.seconds, self.validation)
+        return RunResult(self.folder, config.run_id, self.total, self.best, self.seconds, self.validation)
 
     def _loggers(self) -> list[Logger]:
         loggers: list[Logger] = []
@@ -333,32 +346,3 @@ class Run:
         if self.config.wandb and self.world.leads:
             loggers.append(WeightsAndBiases(self.config.wandb, self.folder, self.config.run_id, self.config.as_dict()))
         return loggers
-
-
-class _Figures:
-    """Figures on their way to the reporter, one interval late: reading them never leaves the device without work."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
-        self.pending: tuple[int, Reading] | None = None
-        self.restart()
-
-    def send(self, step: int, reading: Reading) -> None:
-        self.show()
-        self.pending = (step, reading)
-        if reading.arrived is None:  # on the CPU there is nothing to wait for
-            self.show()
-
-    def show(self) -> None:
-        if self.pending is not None:
-            step, reading = self.pending
-            values = reading.values()
-            # Since the restart: where the host was waiting just now says little about when the device did each part.
-            self.steps += values["steps"]
-            speed = self.steps / max(time.monotonic() - self.began, 1e-9)  # a coarse clock may not have moved
-            self.reporter.interval(step, values, speed, reading.levels())
-            self.pending = None
-
-    def restart(self) -> None:
-        """Leave out of the speed what was not training."""
-        self.began, self.steps = time.monotonic(), 0.0

@@ -28,7 +28,8 @@ from topovq.tokenizer.models import QUANTIZERS
 from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
-from topovq.tokenizer.training.loop import Run, RunResult, check_folder, train
+from topovq.tokenizer.training.loop import Run, train
+from topovq.tokenizer.training.result import RunResult, check_folder
 from topovq.tokenizer.training.step import fastest_convolutions
 
 AT_ONCE = 6  # small runs on one GPU: on an H200 more were no faster (benchmarks/results/at_once.csv)
@@ -140,6 +141,7 @@ def _in_processes(configs: list[TrainConfig], jobs: int, progress: _Progress) ->
         futures = {pool.submit(_train_quietly, config): config for config in configs}
         pending = set(futures)
         interrupted: Interrupted | None = None
+        told = False
         while pending:
             done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
             for future in done:
@@ -154,15 +156,15 @@ def _in_processes(configs: list[TrainConfig], jobs: int, progress: _Progress) ->
                     raise error
                 else:
                     progress.finished(futures[future], future.result())
-                    progress.stepped(futures[future].steps)
-            if stop.signum:
+                    progress.stepped(futures[future].steps or 0)
+            if stop.signum and not told:
+                told = True
                 for future in pending:
                     future.cancel()
                 for process in list(pool._processes.values()):
                     if process.pid is not None and process.is_alive():
                         process.terminate()  # SIGTERM: each writes its checkpoint
-                stop.signum, signum = 0, stop.signum
-                interrupted = interrupted or Interrupted(signum, "stopped; the same command continues")
+                interrupted = interrupted or Interrupted(stop.signum, "stopped; the same command continues")
         if interrupted is not None:
             raise interrupted
 
@@ -204,7 +206,7 @@ class _Progress:
             console=console,
             disable=not console.is_terminal or quiet,
         )
-        self.task = self.bar.add_task(self._title(), total=sum(config.steps for config in configs))
+        self.task = self.bar.add_task(self._title(), total=sum(config.steps or 0 for config in configs))
 
     def __enter__(self) -> _Progress:
         self.bar.start()

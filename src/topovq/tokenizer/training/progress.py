@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, track
 
 from topovq.metrics import Health
-from topovq.missing import MissingExtra
+from topovq.missing import needs
+from topovq.tokenizer.data import Source
+from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.watch import UsageWatch
 
-NARROW, WIDE = 100, 140  # columns of a terminal from which on the bar says more
+T = TypeVar("T")
+SMALL = "On a CPU: a small model for a few minutes; --preset full trains the full one."
+NARROW, WIDE = 100, 160  # columns of a terminal from which on the bar says more
+ROOMY = 120  # from which on the line of a validation does
+BESIDE = 94  # columns that the bar's words and figures take in between
+SHOWN_EVERY = 0.05  # seconds: drawing the bar is not to slow quick steps down
+
+
+def check_loggers(tensorboard: bool, wandb: str | None) -> None:
+    """Refuse a logger whose package is not installed."""
+    if tensorboard:
+        with needs("log"):
+            import torch.utils.tensorboard  # noqa: F401
+    if wandb:
+        with needs("log"):
+            import wandb as _  # noqa: F401
 
 
 class Logger(Protocol):
     def log(self, step: int, figures: dict[str, float]) -> None: ...
+
+    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtra("tensorboard", "log") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder))
 
     def log(self, step: int, figures: dict[str, float]) -> None:
@@ -48,14 +67,18 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, project: str, folder: Path, run_id: str, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise MissingExtra("wandb", "log") from None
+        import wandb
+
         self.run = wandb.init(project=project, dir=str(folder), id=run_id, resume="allow", config=config)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         self.run.log(figures, step=step)
+
+    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
+        """Pictures uint8 [H, W, 3 or 4] by name."""
+        import wandb
+
+        self.run.log({name: wandb.Image(pixels_HWC) for name, pixels_HWC in pictures.items()}, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -68,21 +91,23 @@ class Reporter:
         self.batch_size, self.loggers, self.quiet = batch_size, loggers, quiet
         self.console = Console(quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
-        width = self.console.width
+        self.width = width = self.console.width
         self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=4 if width < NARROW else 10 if width < WIDE else None),
+            *([TextColumn("[bold]{task.description}")] if width >= NARROW else []),
+            BarColumn(bar_width=4 if width < NARROW else min(20, width - BESIDE) if width < WIDE else None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(elapsed_when_finished=True, compact=True),
+            TextColumn("{task.fields[left]}"),
             console=self.console,
             disable=not self.live,
             refresh_per_second=4,
         )
-        self.task = self.bar.add_task(title, total=steps, completed=done, figures="")
+        self.task = self.bar.add_task(title, total=steps, completed=done, figures="", left="")
+        self.steps, self.first, self.began, self.drawn = steps, done + 1, 0.0, 0.0
         self.skipped = 0.0
         self.warned_nan = False
         self.speed = 0.0
+        self.loss_sum = self.loss_steps = 0.0  # since the last validation
         self.health: dict[str, float] = {}
         self.watch: UsageWatch | None = None
 
@@ -98,7 +123,38 @@ class Reporter:
             logger.close()
 
     def say(self, text: str) -> None:
-        self.bar.console.print(text, soft_wrap=True)
+        self.bar.console.print(text, soft_wrap=not self.live)  # on a terminal lines end between words
+
+    def start(self, config: TrainConfig, source: Source, device: torch.device) -> None:
+        """What is trained on what, before the first step."""
+        if config.preset == "auto" and config.is_small(device.type) and self.first == 1:
+            self.say(SMALL)
+        threads = torch.get_num_threads()
+        cores = f"the CPU, {threads} thread" + "s" * (threads != 1)
+        place = torch.cuda.get_device_name(device) if device.type == "cuda" else cores
+        number = "endless crops as" if source.train_images is None else f"{source.train_images:,}"
+        size = f"{source.size}x{source.size}"
+        self.say(f"{number} training and {source.validation_images:,} validation images of {size} pixels")
+        self.say(f"{config.model}, {config.quantizer}: {config.codebook_size:,} codes, {self.steps:,} steps on {place}")
+
+    def step(self, step: int) -> None:
+        """`step` steps are done: the bar moves, and from the second one on it says how long the rest takes."""
+        now = time.monotonic()
+        if step <= self.first:
+            self.began = now
+        elif self.first + 2 < step < self.steps and now - self.drawn < SHOWN_EVERY:
+            return
+        self.drawn = now
+        left = ""
+        if step >= self.steps:
+            left = "done"
+        elif step > self.first:
+            left = duration((now - self.began) / (step - self.first) * (self.steps - step))
+        self.bar.update(self.task, completed=step, left=left, refresh=True)
+
+    def estimate(self, seconds: float) -> None:
+        """How long all of it takes, from the seconds of a step."""
+        self.say(f"about {duration(seconds * self.steps)} for {self.steps:,} steps ({seconds:.2g} s a step)")
 
     def interval(self, step: int, figures: dict[str, float], speed: float, levels: Sequence[Health] = ()) -> None:
         """Figures of the steps since the last call; `speed` is in steps a second, `levels` are the quantizers' healths.
@@ -106,8 +162,12 @@ class Reporter:
         `self.health` is then what the record's validation line says of the codebook in training.
         """
         self.speed = speed * self.batch_size
+        self.loss_sum += figures["reconstruction_loss"] * figures["steps"]
+        self.loss_steps += figures["steps"]
         self.health = {
+            "train_loss": self.loss_sum / self.loss_steps,
             "train_usage": figures["usage"],
+            "train_tokens": int(figures["tokens"]),
             "train_perplexity": figures["perplexity"],
             "dead_codes": figures["dead_codes"],
             "drift": figures["drift"],
@@ -138,29 +198,35 @@ class Reporter:
 
     def _figures(self, figures: dict[str, float]) -> str:
         loss, perplexity, usage = (figures[name] for name in ("loss", "perplexity", "usage"))
-        dead, drift = figures["dead_codes"], figures["drift"]
-        if self.console.width < WIDE:
-            short = f"loss {loss:.4f} use {usage:.0%} perp {_short(perplexity)} dead {_short(dead)} drift {drift:.1%}"
-            return short if self.console.width < NARROW else f"{short} {_short(self.speed)} img/s"
+        tokens, dead, drift = figures["tokens"], figures["dead_codes"], figures["drift"]
+        if self.width < WIDE:
+            short = f"loss {loss:.4f} use {usage:.0%}/{_short(tokens)} perp {_short(perplexity)} dead {_short(dead)}"
+            short += f" drift {drift:.1%}"
+            return short if self.width < NARROW else f"{short} {_short(self.speed)} img/s"
         return (
-            f"loss {loss:.4f} · usage {usage:.0%} · perplexity {perplexity:,.0f} · dead codes {dead:,.0f} · "
-            f"drift {drift:.1%} · {self.speed:,.0f} images/s"
+            f"loss {loss:.4f} · usage {usage:.0%} of {_short(tokens)} tokens · perplexity {perplexity:,.0f} · "
+            f"dead codes {dead:,.0f} · drift {drift:.1%} · {self.speed:,.0f} images/s"
         )
 
     def validation(self, step: int, figures: dict[str, float]) -> None:
-        self.say(
-            f"step {step:>7,}  validation loss {figures['loss']:.5f}  psnr {figures['psnr']:.2f} dB  "
-            f"perplexity {figures['perplexity']:.1f}  usage {figures['usage']:.1%}"
-            + (f"  {self.speed:,.0f} images/s" if self.speed else "")
-        )
+        loss, psnr, usage = f"{figures['loss']:.5f}", f"{figures['psnr']:.2f} dB", f"{figures['usage']:.1%}"
+        if self.live and self.width < ROOMY:
+            perplexity, tokens = f"{figures['perplexity']:,.0f}", _short(figures["tokens"])
+            self.say(f"validation at {step:,}: loss {loss}  {psnr}  perp {perplexity}  usage {usage}/{tokens}")
+        else:
+            self.say(
+                f"step {step:>7,}  validation loss {loss}  psnr {psnr}  perplexity {figures['perplexity']:.1f}  "
+                f"usage {usage} of {figures['tokens']:,} tokens"
+                + (f"  {self.speed:,.0f} images/s" if self.speed else "")
+            )
+        self.loss_sum = self.loss_steps = 0.0
         self._log(step, {f"validation/{name}": value for name, value in figures.items()})
 
     def pictures(self, step: int, draw: Callable[[], dict[str, np.ndarray]]) -> None:
-        """Log what `draw` gives, where a logger shows pictures; else it is not called."""
-        shows = [logger for logger in self.loggers if isinstance(logger, TensorBoard)]
-        if shows:
+        """Log what `draw` gives; without a logger it is not called."""
+        if self.loggers:
             drawn = draw()
-            for logger in shows:
+            for logger in self.loggers:
                 logger.show(step, drawn)
 
     def _log(self, step: int, figures: dict[str, float]) -> None:
@@ -168,6 +234,26 @@ class Reporter:
             logger.log(step, figures)
 
 
+def shown(batches: Iterable[T], what: str, total: int | None, show: bool = True) -> Iterable[T]:
+    """The batches, with a bar on the terminal's error stream where one is wanted."""
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        return batches
+    return track(batches, what, total, console=console, transient=True)
+
+
 def _short(number: float) -> str:
-    """A number in four characters or so: 512, 9999, 12k."""
+    """A number in four characters or so: 512, 9999, 12k, 3M."""
+    if number >= 999_999.5:
+        return f"{number / 1e6:.0f}M"
     return f"{number / 1000:.0f}k" if number >= 9_999.5 else f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 45 s, 12 min, 5.1 h, 9 days."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:,.0f} days"

@@ -2,8 +2,11 @@
 
 The first line has `event: config` (the resolved configuration, the code's commit, versions, hardware, seed); then
 `validation` lines (`step`, `loss`, `perplexity`, `usage`, ...), `resumed` lines where a run was continued, one `final`.
-In a validation line `perplexity` and `usage` are of the validation set; `train_perplexity`, `train_usage`, `dead_codes`
-are of the last training batches, and `drift` is how far the codes moved in the last `drift_steps` steps (metrics.py).
+Usage is one thing everywhere: the share of the K codes that are chosen at least once in a stated number of tokens. In a
+validation line `usage` and `perplexity` are of the `tokens` of the validation images; `train_usage`,
+`train_perplexity` and `dead_codes` are of the last `train_tokens` tokens in training. `train_loss` is the mean of the
+training steps since the last validation (or since the run was resumed), the same measure as `loss`. `drift` is how far
+the codes moved in the last `drift_steps` steps (metrics.py).
 Each line ends with a `crc32` of what comes before it, which readers check and leave out; older records have none.
 """
 

@@ -21,6 +21,7 @@ from topovq.distributed import World
 from topovq.metrics import FIGURES, Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
 from topovq.tokenizer.training.feed import Feed
+from topovq.tokenizer.training.interrupt import StopRequest
 
 if TYPE_CHECKING:
     from topovq.tokenizer.training.adamw import ClippedAdamW  # needs Triton
@@ -66,8 +67,9 @@ class TrainStep:
         bf16: bool = False,
         compile: bool = False,
         graph: bool | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
-        """`graph` is decided by the device if not given."""
+        """`graph` is decided by the device if not given. On the CPU a step is dropped where `stop` asks for it."""
         self.model, self.optimizer, self.feed, self.world = model, optimizer, feed, world
         self.clip, self.bf16 = clip, bf16
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -93,9 +95,17 @@ class TrainStep:
         self.one = torch.ones((), device=world.device)
         self.captured: torch.cuda.CUDAGraph | None = None
         self.done = 0
+        # Several processes stop at the same step, or they would wait for one another.
+        droppable = stop.droppable if stop is not None and world.size == 1 else contextlib.nullcontext
+        self.waiting: Callable[[], contextlib.AbstractContextManager[None]] = droppable
+        self.slow = droppable is not contextlib.nullcontext and world.device.type == "cpu"
+        self.before: list[Tensor] = []
+        # Backward is one call: signals are heard in it where it comes by some Python.
+        self.hooks = [p.register_post_accumulate_grad_hook(_listen) for p in self.parameters] if self.slow else []
 
     def __call__(self) -> None:
-        self.feed.prepare()
+        with self.waiting():
+            self.feed.prepare()
         if self.captured is not None:
             self.captured.replay()
         elif self.graphed:
@@ -105,17 +115,34 @@ class TrainStep:
         self.done += 1
 
     def _step(self) -> None:
-        for parameter in self.network.parameters():
-            parameter.grad = None
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
-            loss, reconstruction_loss = self.forward(self.feed.batch())
-        loss.backward(self.one)  # the gradient of a loss is 1: no launch to make it
+        if self.slow:
+            self.before = [torch.get_rng_state(), *(tensor.detach().clone() for tensor in self._codes())]
+        with self.waiting() if self.slow else contextlib.nullcontext():
+            for parameter in self.network.parameters():
+                parameter.grad = None
+            with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16):
+                loss, reconstruction_loss = self.forward(self.feed.batch())
+            loss.backward(self.one)  # the gradient of a loss is 1: no launch to make it
         if self.fused is not None:
             self.fused.step(self.sums_3, loss.detach(), reconstruction_loss.detach())
         else:
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
             self.optimizer.step()
             self.sums_3 += torch.stack([loss.detach(), reconstruction_loss.detach(), self.one])
+        self.before = []
+
+    def _codes(self) -> list[Tensor]:
+        """What a forward pass changes."""
+        return [t for q in self.model.quantizers for t in (*q.parameters(), *q.buffers())]
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put the codes and the random numbers back where they were before a step that was dropped."""
+        if self.before:
+            rng, *codes = self.before
+            torch.set_rng_state(rng)
+            for tensor, before in zip(self._codes(), codes, strict=True):
+                tensor.copy_(before)
 
     def _step_aside(self) -> None:
         """A step on a side stream, as capture wants it; the last of them also captures (which runs nothing)."""
@@ -137,6 +164,8 @@ class TrainStep:
     def close(self) -> None:
         """Let go of the feed, of the graph's memory and of DDP, which holds the process group."""
         self.feed.close()
+        for hook in self.hooks:
+            hook.remove()
         self.captured = None
         self.forward = self.model
         if self.compiled:
@@ -149,6 +178,10 @@ class TrainStep:
         reading = Reading(torch.cat([self.sums_3, *figures]))
         self.sums_3.zero_()
         return reading
+
+
+def _listen(parameter: Tensor) -> None:
+    """Nothing: Python calls the handlers of signals on its way here."""
 
 
 def _distribute(network: nn.Module, world: World) -> DistributedDataParallel:
@@ -172,8 +205,14 @@ def _mean_in_rank_order(gradients: Tensor) -> torch.futures.Future[Tensor]:
 
 
 def working_copy(model: Tokenizer) -> Tokenizer:
-    """The model with the same quantizers and its convolutions in bf16: what autocast would make of it at every step."""
-    copied = copy.deepcopy(model, {id(model.quantizers): model.quantizers})
+    """The model with the same quantizers and its convolutions in bf16: what autocast would make of it at every step.
+
+    All other parameters are the model's own.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d))]
+    lowered = {id(parameter) for module in convolutions for parameter in module.parameters()}
+    kept = {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in lowered}
+    copied = copy.deepcopy(model, {id(model.quantizers): model.quantizers, **kept})
     for module in copied.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
             for parameter in module.parameters():
@@ -205,7 +244,7 @@ class Reading:
 
     def values(self) -> dict[str, float]:
         """Means of `loss` and `reconstruction_loss` over the interval, its `steps`, and the health of the codes (means
-        over levels, of several also `usage_0`, ...; `dead_codes` and `skipped` are sums)."""
+        over levels, of several also `usage_0`, ...; `tokens`, `dead_codes` and `skipped` are sums)."""
         (loss, reconstruction, steps), rows = self._arrived()
         levels = self.levels()
         figures = {
@@ -214,6 +253,7 @@ class Reading:
             "steps": steps,
             "usage": sum(level.usage for level in levels) / len(levels),
             "perplexity": sum(level.perplexity for level in levels) / len(levels),
+            "tokens": sum(level.tokens for level in levels),
             "dead_codes": sum(level.dead_codes for level in levels),
             "drift": sum(level.drift for level in levels) / len(levels),
             "skipped": sum(skipped for *_, skipped in rows),

@@ -76,15 +76,18 @@ class UsageWatch:
 
 def advice(kind: str, options: dict[str, Any], codebook_size: int) -> str:
     """What keeps more codes in use than this quantizer does."""
-    over_the_training = "schedule" in options  # as the recommended neighborhood is
-    set_here = [name for name in CHOICES if name in options and not over_the_training]
+    over_the_training = "schedule" in options  # as "narrowing" is
+    recommended = over_the_training or options.get("neighborhood") == "ride"
+    set_here = [name for name in CHOICES if name in options and not recommended]
     if kind not in MAPPED:
         first = "use --quantizer kohonen: codes that learn together with their neighbors on a map stay in use"
     elif set_here:
         named = " and ".join(set_here)
         first = f"leave {named} out of --quantizer-options, so that the recommended neighborhood is used"
-    else:
+    elif over_the_training:
         first = "train for more --steps, in which the neighborhood spreads the codes over the data"
+    else:
+        first = "train for more --steps, in which dead codes come back beside busy ones"
     return f"What helps: {first}; or a smaller --codebook-size, if the data has no use for {codebook_size:,} codes."
 
 
@@ -94,6 +97,7 @@ def _rounded(number: int) -> int:
 
 
 def _width(quantizer: Quantizer, step: int) -> float:
-    """How many cells the neighborhood reaches at `step`; 0 where there is none."""
-    neighborhoods = [book.neighborhood for book in quantizer.maps[:1] if book.neighborhood.kind != "none"]
+    """How many cells wide codes move as one at `step`; 0 where they do not."""
+    books = [book for book in quantizer.maps[:1] if not book.ride]
+    neighborhoods = [book.neighborhood for book in books if book.neighborhood.kind != "none"]
     return float(neighborhoods[0].width(torch.tensor(step))) if neighborhoods else 0.0

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+import tempfile
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -24,16 +25,23 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from topovq.metrics import psnr
-from topovq.tokenizer.atlas import Chart, enlarge, fields, neighbor_distances, places, tiles
+from topovq.storage import model_id
+from topovq.tokenizer.atlas import Chart, enlarge, fields, from_planes, neighbor_distances, places, tiles
+from topovq.tokenizer.models import as_levels, codes_of
+from topovq.tokenizer.tokenfile import open_writer
+from topovq.tokenizer.training.runs import model_folder
 from topovq.view.explorer import schemas as api
+from topovq.view.explorer.film_api import add_film
 from topovq.view.explorer.gallery import Gallery, for_model, sent_image
 from topovq.view.explorer.paths import line
-from topovq.view.explorer.problems import SMALL, ApiError, Gate, speak_plainly
+from topovq.view.explorer.problems import PROBLEMS, SMALL, ApiError, Gate, speak_plainly
+from topovq.view.explorer.schemas import MapNumber, RunNumber
+from topovq.view.explorer.sheets import sheet_of
+from topovq.view.film import Film
 from topovq.view.report import Study, ssim
 from topovq.view.report.images import data_uri, png_bytes, sheet, to_array
 
 PAGE = Path(__file__).parent / "page"
-FILES = ("app.js", "api.js", "map.js", "panel.js", "style.css")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 KEPT_VIEWS = 16
 MOST_WAITING = 64
@@ -41,22 +49,7 @@ MOST_VALUES = 1000  # of a request, beside tokens
 MOST_BODY = api.MOST_UPLOAD_BYTES * 4 // 3 + 2**20
 LARGEST_TILE = 16  # pixels a code is shown with on the map
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": api.Problem, "description": text}
-    for status, text in {
-        400: "not JSON",
-        401: "no token, where one is wanted",
-        404: "no such run, map or image",
-        413: "more bytes or pixels than are taken",
-        415: "not an image",
-        421: "another host's name",
-        422: "a value that does not fit",
-        503: "too many requests at once",
-    }.items()
-}
 T = TypeVar("T")
-RunNumber = Annotated[int, Query(ge=0, description="number of the run")]
-MapNumber = Annotated[int, Query(ge=0, description="number of the map")]
 
 
 def create_app(
@@ -64,16 +57,15 @@ def create_app(
     images: Path | None = None,
     hosts: Collection[str] | None = None,
     token: str | None = None,
+    films: Sequence[Film] = (),
 ) -> FastAPI:
     """The application for runs already looked at; `images`: a folder to pick from, `hosts`: the names it answers to,
-    `token`: what every request must bring."""
+    `token`: what every request must bring, `films`: those of the runs, where it shows them."""
     cores = os.cpu_count() or 1
     pool = ThreadPoolExecutor(max_workers=min(4, cores), thread_name_prefix="model")
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
     gallery = Gallery(studies, images)
-    app = FastAPI(title="topovq explorer", version="1", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
-    app.add_middleware(Gate, hosts=hosts, most_bytes=MOST_BODY, token=token)
-    speak_plainly(app)
+    app = bare_app(hosts, token)
     waiting = {pool: 0, reader: 0}
 
     async def in_turn(work: Callable[[], T], lane: ThreadPoolExecutor = pool) -> T:
@@ -115,7 +107,8 @@ def create_app(
     @app.get("/api/run", responses=PROBLEMS)
     async def runs() -> api.Runs:
         """The runs, their maps, and the images that can be picked."""
-        return api.Runs(runs=[run_info(s) for s in studies], images=gallery.sets)
+        has_film = [len(film.steps()) > 2 for film in films] or [False] * len(studies)
+        return api.Runs(runs=[run_info(s, film) for s, film in zip(studies, has_film)], images=gallery.sets)
 
     @app.get("/api/map", responses=PROBLEMS)
     async def map_of(run: RunNumber = 0, map: MapNumber = 0) -> api.MapView:
@@ -177,6 +170,18 @@ def create_app(
         offsets = [tuple(offset) for offset in request.offsets]
         return await in_turn(lambda: decoded_of(study, study.shift(planes, offsets)))
 
+    @app.post(
+        "/api/tokens",
+        responses={**PROBLEMS, 200: {"content": {"application/octet-stream": {}}}},
+        response_class=Response,
+    )
+    async def token_file(request: api.NamedTokens) -> Response:
+        """Tokens as the npz file that `topovq encode` would write and `topovq decode` reads."""
+        study = study_of(request.run)
+        planes = to_tensors(request.tokens, study)
+        data = await in_turn(lambda: npz_bytes(study, planes, request.name))
+        return Response(data, media_type="application/octet-stream")
+
     @app.get("/api/path", responses=PROBLEMS)
     async def path(
         start: Annotated[int, Query(ge=0, description="the code to go from")],
@@ -197,10 +202,32 @@ def create_app(
 
         return await in_turn(work)
 
-    app.add_api_route("/", page_file("index.html"), include_in_schema=False)
-    for name in FILES:
-        app.add_api_route(f"/{name}", page_file(name), include_in_schema=False)
+    add_film(app, [(study.name, film) for study, film in zip(studies, films)])
+    add_page(app, "index.html")
     return app
+
+
+def create_follow_app(name: str, film: Film, hosts: Collection[str] | None = None, token: str | None = None) -> FastAPI:
+    """The application that shows the film of a run alone: there may be no model yet."""
+    app = bare_app(hosts, token)
+    add_film(app, [(name, film)])
+    add_page(app, "film.html")
+    return app
+
+
+def bare_app(hosts: Collection[str] | None, token: str | None) -> FastAPI:
+    app = FastAPI(title="topovq explorer", version="1", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
+    app.add_middleware(Gate, hosts=hosts, most_bytes=MOST_BODY, token=token)
+    speak_plainly(app)
+    return app
+
+
+def add_page(app: FastAPI, home: str) -> None:
+    """The page's files; `home` is what stands at /."""
+    app.add_api_route("/", page_file(home), include_in_schema=False)
+    for path in sorted(PAGE.iterdir()):
+        if path.suffix in TYPES and path.name != "index.html":
+            app.add_api_route(f"/{path.name}", page_file(path.name), include_in_schema=False)
 
 
 def route_with(parsed: Callable[[bytes], Awaitable[Any]]) -> type[APIRoute]:
@@ -231,7 +258,7 @@ def page_file(name: str) -> Callable[[], Awaitable[Response]]:
     return send
 
 
-def run_info(study: Study) -> api.RunInfo:
+def run_info(study: Study, film: bool) -> api.RunInfo:
     last = study.validations[-1] if study.validations else {}
     return api.RunInfo(
         name=study.name,
@@ -243,6 +270,8 @@ def run_info(study: Study) -> api.RunInfo:
         loss=last.get("loss"),
         perplexity=last.get("perplexity"),
         usage=last.get("usage"),
+        tokens=last.get("tokens"),
+        film=film,
     )
 
 
@@ -262,23 +291,29 @@ def map_info(chart: Chart) -> api.MapInfo:
 def map_view(study: Study, number: int, chart: Chart) -> api.MapView:
     every = enlarge(tiles(study.model, study.maps, number, study.usual), 1)
     every = every[:, :: -(-chart.side // LARGEST_TILE), :: -(-chart.side // LARGEST_TILE)]
-    side, columns = every.shape[1], int(np.ceil(len(every) ** 0.5))
-    rows = -(-len(every) // columns)
-    page = np.zeros((rows * columns, side, side, 3), np.uint8)
-    page[: len(every)] = every
-    whole = page.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
     return api.MapView(
         map=map_info(chart),
         places=[(x, y) for x, y in places(chart.grid).tolist()],
         hits=study.hits[number].tolist(),
         distances=neighbor_distances(chart.codes_KD, chart.grid).tolist(),
         images=len(study.images_BCHW),
-        sheet=api.Sheet(image=data_uri(whole), columns=columns, side=side),
+        sheet=sheet_of(every),
     )
 
 
 def decoded_of(study: Study, planes: list[torch.Tensor]) -> api.Decoded:
     return api.Decoded(tokens=to_lists(planes), image=data_uri(to_array(study.decode(planes)[0])))
+
+
+def npz_bytes(study: Study, planes: list[torch.Tensor], name: str) -> bytes:
+    """A token file of one image."""
+    model = study.model
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokens.npz"
+        id = model_id(model_folder(study.folder))
+        with open_writer(path, model.token_shapes, codes_of(model.quantizers), id) as writer:
+            writer.write([name], as_levels(from_planes(planes, study.maps)))
+        return path.read_bytes()
 
 
 def to_lists(planes: list[torch.Tensor]) -> list[list[list[int]]]:

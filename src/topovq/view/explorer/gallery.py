@@ -25,6 +25,7 @@ from topovq.view.explorer.problems import ApiError
 from topovq.view.explorer.schemas import MOST_PIXELS, MOST_UPLOAD_BYTES, ImageSet
 from topovq.view.report import Study, with_channels
 from topovq.view.report.images import png_bytes, to_array
+from topovq.view.report.study import PACKAGED
 
 SHOWN = 48  # images of a set that can be picked
 
@@ -34,12 +35,19 @@ class Gallery:
         first = studies[0]
         self.validation = [png_bytes(to_array(image)) for image in first.images_BCHW[:SHOWN]]
         side = max(s.model.image_size for s in studies)
-        self.samples = [png_bytes(_small(photograph(name), side)) for name in (*HELD_OUT, *TRAINING)]
+        self.samples = [png_bytes(_small(photograph(name), side)) for name in (*TRAINING, *HELD_OUT)]
         self.files = _inside(folder) if folder is not None else []
         self.sets = [
-            ImageSet(name="validation", count=len(self.validation), source=first.source),
-            ImageSet(name="samples", count=len(self.samples), source="photographs that come with the package"),
+            ImageSet(
+                name="validation",
+                count=len(self.validation),
+                source=first.source,
+                first=most_colorful(first.images_BCHW[:SHOWN]),
+            ),
+            ImageSet(name="samples", count=len(self.samples), source=PACKAGED),
         ]
+        if first.of_crops:  # whole photographs say more than pieces of them
+            self.sets.reverse()
         if folder is not None:
             self.sets.append(ImageSet(name="folder", count=len(self.files), source=folder.name))
 
@@ -62,6 +70,15 @@ class Gallery:
         except OSError as error:
             raise ApiError(404, f"image {index} of the folder cannot be read: {error.strerror or error}") from None
         return read_image(data, size)
+
+
+def most_colorful(images_BCHW: Tensor) -> int:
+    """Which image has most color (Hasler and Suesstrunk 2003); of gray ones, the one with most contrast."""
+    red, green, blue = images_BCHW.float().expand(-1, 3, -1, -1).flatten(2).unbind(1)
+    opponents = torch.stack([red - green, (red + green) / 2 - blue])
+    color_B = opponents.std(-1).square().sum(0).sqrt() + 0.3 * opponents.mean(-1).square().sum(0).sqrt()
+    gray_B = (red + green + blue).std(-1) / 3
+    return int((color_B + 1e-3 * gray_B).argmax())
 
 
 def sent_image(text: str, size: int) -> Tensor:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from topovq.view.explorer.schemas import TAGS
+from topovq.view.explorer.schemas import TAGS, Problem
 
 SMALL = 2**16  # bytes: a body up to here is always taken, however many others are under way
 MOST_HELD = 2**27  # bytes of larger bodies under way at once
@@ -27,6 +27,20 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
+}
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        400: "not JSON",
+        401: "no token, where one is wanted",
+        404: "no such run, map or image",
+        413: "more bytes or pixels than are taken",
+        415: "not an image",
+        421: "another host's name",
+        422: "a value that does not fit",
+        503: "too many requests at once",
+    }.items()
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 MOST_UPLOAD_BYTES = 8 * 2**20
@@ -15,6 +16,8 @@ Planes = Annotated[list[list[list[Token]]], Field(description="tokens of one ima
 Offset = Annotated[int, Field(ge=-MOST_OFFSET, le=MOST_OFFSET)]
 DataURI = Annotated[str, Field(description="a PNG as a data: address")]
 SetName = Literal["validation", "samples", "folder"]
+RunNumber = Annotated[int, Query(ge=0, description="number of the run")]
+MapNumber = Annotated[int, Query(ge=0, description="number of the map")]
 
 
 class Strict(BaseModel):
@@ -52,13 +55,16 @@ class RunInfo(BaseModel):
     step: int | None
     loss: Annotated[float | None, Field(description="of the last validation")]
     perplexity: float | None
-    usage: float | None
+    usage: Annotated[float | None, Field(description="share of the codes chosen at least once in `tokens` tokens")]
+    tokens: Annotated[int | None, Field(description="of the last validation, where the run says it")]
+    film: Annotated[bool, Field(description="whether there is something to see at /api/film")]
 
 
 class ImageSet(BaseModel):
     name: SetName
     count: int
     source: str
+    first: Annotated[int, Field(description="the image that is good to begin with")] = 0
 
 
 class Runs(BaseModel):
@@ -119,6 +125,10 @@ class TokensOf(Strict):
     tokens: Planes
 
 
+class NamedTokens(TokensOf):
+    name: Annotated[str, Field(description="the image's name", min_length=1, max_length=200)]
+
+
 class Shifted(TokensOf):
     offsets: Annotated[
         list[list[Offset]], Field(description="per map, how far to move along each axis of its grid, rows first")
@@ -133,3 +143,30 @@ class Decoded(BaseModel):
 class PathOnMap(BaseModel):
     codes: list[int]
     image: Annotated[str, Field(description="one image a code, side by side: a PNG as a data: address")]
+
+
+class Validated(BaseModel):
+    step: int
+    loss: float
+
+
+class FilmInfo(BaseModel):
+    """What there is of a run's film now; a run in training adds to it."""
+
+    name: str
+    steps: Annotated[list[int], Field(description="the steps of which there is a frame")]
+    total: Annotated[int | None, Field(description="steps of the whole training, where that is known")]
+    finished: bool
+    validations: list[Validated]
+
+
+class FrameView(BaseModel):
+    """One map at one step."""
+
+    step: int
+    maps: Annotated[list[str], Field(description="the names of the run's maps")]
+    grid: GridInfo
+    places: Annotated[list[tuple[float, float]], Field(description="x, y of each code in widths of a cell")]
+    distances: Annotated[list[float], Field(description="mean distance of each code to those next to it")]
+    sheet: Sheet
+    strip: Annotated[DataURI, Field(description="images above what the model made of them")]

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from topovq.missing import needs
+from topovq.view.film import Film
 from topovq.view.report import study
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -21,18 +22,28 @@ WARNING = (
 )
 
 
-def explore(runs: Sequence[str | Path], port: int = 8765, images: Path | None = None, host: str = "127.0.0.1") -> None:
+def explore(
+    runs: Sequence[str | Path],
+    port: int = 8765,
+    images: Path | None = None,
+    host: str = "127.0.0.1",
+    follow: bool = False,
+) -> None:
     """Serve the page of `runs` (folders, one or two) at `host` and `port` (0: any free one).
+
+    With `follow` it is the film of one run's training, which goes on while the run does.
 
     A host that other machines reach has a token in the address that is printed, without which nothing is answered.
     """
     with needs("view"):
         import uvicorn
 
-        from topovq.view.explorer.app import create_app
+        from topovq.view.explorer.app import create_app, create_follow_app
         from topovq.view.explorer.patience import PatientProtocol
     if not 1 <= len(runs) <= 2:
         raise ValueError(f"{len(runs)} runs were given; the page shows one, or two side by side")
+    if follow and len(runs) > 1:
+        raise ValueError(f"--follow shows the film of one run; {len(runs)} were given")
     names = [Path(run).resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [f"{name} ({'AB'[number]})" for number, name in enumerate(names)]
@@ -44,7 +55,8 @@ def explore(runs: Sequence[str | Path], port: int = 8765, images: Path | None = 
             door.bind((host, port))
         except (OSError, OverflowError) as error:
             raise ValueError(f"cannot listen at {host}:{port} ({error}); choose another --port, such as 0") from None
-        studies = [study(run, name) for run, name in zip(runs, names)]
+        films = [Film(run) for run in runs]
+        studies = [] if follow else [study(run, name) for run, name in zip(runs, names)]
         for found in studies:
             if not found.maps:
                 kind = found.model.config["quantizer"]
@@ -53,7 +65,11 @@ def explore(runs: Sequence[str | Path], port: int = 8765, images: Path | None = 
                 )
         shown = f"[{host}]" if ":" in host else host
         token = None if is_loopback(host) else secrets.token_urlsafe(24)
-        app = create_app(studies, images, {*LOOPBACK, shown, *own_names(host)}, token)
+        hosts = {*LOOPBACK, shown, *own_names(host)}
+        if follow:
+            app = create_follow_app(names[0], films[0], hosts, token)
+        else:
+            app = create_app(studies, images, hosts, token, films)
         # Requests run beside each other, each on one core: waking more cores costs a small model more than it saves.
         torch.set_num_threads(1)
         door.listen()  # before the address is shown: it may be opened at once

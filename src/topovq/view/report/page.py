@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import html
 import math
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from topovq.metrics import psnr
+from topovq.drawing import draw, enlarge
+from topovq.metrics import neighbor_distances, psnr, usage
 from topovq.storage import write_atomic
-from topovq.tokenizer.atlas import draw, enlarge, map_picture, neighbor_distances
+from topovq.tokenizer.atlas import map_picture
 from topovq.view.report.curves import curves, legend
 from topovq.view.report.images import colored, data_uri, sheet
 from topovq.view.report.study import Study, ssim, study
 
 REPORT_FILE = "report.html"
+DEMO_FILE, DEMO_LINK = "index.html", "The demo: both runs side by side"  # beside the runs of `topovq demo`
+GENERATOR = '<meta name="generator" content="topovq">'
+EXPLORER, EXPLORED = "http://127.0.0.1:8765/", 2  # where `topovq explore` listens, and how many runs it shows
 PICTURE_BYTES = 3_300_000  # of all pictures together, before base64 makes them a third longer: a page is below 5 MB
 PAIRS, STRIPS = 8, 4  # images shown with their reconstructions, and with their tokens moved
 OFFSETS = range(-3, 4)
-CURVES = {"validation loss": "loss", "perplexity": "perplexity", "codes in use": "usage"}
+CURVES = {"validation loss": "loss", "training loss": "train_loss", "perplexity": "perplexity", "usage": "usage"}
+USAGE = "Usage is the share of the codes that are chosen at least once in so many tokens."
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
@@ -35,17 +43,34 @@ def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
     names = [Path(run).resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
-    return write_page([study(run, name) for run, name in zip(runs, names)], Path(out), " and ".join(names))
+    studies = [study(run, name) for run, name in zip(runs, names)]
+    return write_page(studies, Path(out), " and ".join(names), links=_pages_beside(studies, Path(out)))
 
 
-def write_page(studies: Sequence[Study], out: Path, title: str, introduction: str = "") -> Path:
-    """Write the page of runs that were looked at already; `introduction` is a paragraph to begin with."""
+def write_page(
+    studies: Sequence[Study], out: Path, title: str, introduction: str = "", links: Sequence[tuple[str, Path]] = ()
+) -> Path:
+    """Write the page of runs that were looked at already.
+
+    introduction  a paragraph to begin with
+    links         other pages, (what it says, where it is)
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, _render(studies, title, introduction).encode())
+    write_atomic(out, _render(studies, out, title, introduction, links).encode())
     return out
 
 
-def _render(studies: Sequence[Study], title: str, introduction: str) -> str:
+def _pages_beside(studies: Sequence[Study], out: Path) -> list[tuple[str, Path]]:
+    """The pages there are of these runs, but for `out`: a demo's, and each run's own."""
+    pages = {s.folder.parent / DEMO_FILE: DEMO_LINK for s in studies}
+    pages |= {s.folder / REPORT_FILE: f"The report of {s.name}" for s in studies}
+    others = {page: text for page, text in pages.items() if page.is_file() and page.resolve() != out.resolve()}
+    return [(text, page) for page, text in others.items() if GENERATOR in page.read_text()]
+
+
+def _render(
+    studies: Sequence[Study], out: Path, title: str, introduction: str, links: Sequence[tuple[str, Path]]
+) -> str:
     pictures = sum(2 + len(s.maps) * 3 + len(list(_moves(s))) for s in studies)
     budget = PICTURE_BYTES // pictures
     style = (Path(__file__).parent / "style.css").read_text()
@@ -58,27 +83,49 @@ def _render(studies: Sequence[Study], title: str, introduction: str) -> str:
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}: report</title>\n<style>\n{style}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{GENERATOR}\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{_text(title)}: report</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"<header>\n<h1>{_text(title)}</h1>\n"
         + f"<p>{_text(introduction)}</p>\n" * bool(introduction)
+        + _navigation(studies, out, links)
+        + "</header>\n<main>\n"
         + "\n".join(f"<section>\n{section}\n</section>" for section in sections)
-        + "\n</body>\n</html>\n"
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
+def _navigation(studies: Sequence[Study], out: Path, links: Sequence[tuple[str, Path]]) -> str:
+    """Links to other pages, and how to open the runs in the explorer."""
+    items = []
+    for text, page in links:
+        address = quote(os.path.relpath(page.resolve(), out.parent.resolve()))
+        items.append(f'<li><a href="{_text(address)}">{_text(text)}</a></li>')
+    shown = [s for s in studies if s.maps][:EXPLORED]
+    if shown:
+        command = shlex.join(["topovq", "explore", *(str(s.folder.resolve()) for s in shown)])
+        items.append(
+            f'<li>Move tokens yourself: run <code>{_text(command)}</code>, then open <a href="{EXPLORER}">the explorer'
+            "</a></li>"
+        )
+    return f'<nav aria-label="Other pages"><ul>{"".join(items)}</ul></nav>\n' if items else ""
+
+
 def _learning(studies: Sequence[Study]) -> str:
-    rows = "".join(f"<tr><th>{_text(s.name)}</th>{_figures(s)}</tr>" for s in studies)
-    columns = ("run", "steps", "validation loss", "best", "psnr", "perplexity", "codes in use")
-    head = f"<tr>{''.join(f'<th>{column}</th>' for column in columns)}</tr>"
-    parts = [f'<div class="wide"><table>{head}{rows}</table></div>', "<h2>Learning</h2>"]
+    rows = "".join(f'<tr><th scope="row">{_text(s.name)}</th>{_figures(s)}</tr>' for s in studies)
+    columns = ("run", "steps", "validation loss", "best", "PSNR", "perplexity", "usage")
+    head = "<tr>" + "".join(f'<th scope="col">{column}</th>' for column in columns) + "</tr>"
+    parts = [_scroller("Figures of the last validation", f"<table>{head}{rows}</table>")]
+    parts += [f'<p class="note">All figures are of all validation images. {USAGE}</p>', "<h2>Learning</h2>"]
     recorded = [s for s in studies if s.validations]
     for s in studies:
         if not s.validations:
             parts.append(f'<p class="note">{_text(s.name)} has no record of validations, so no curves.</p>')
     if recorded:
         charts = [
-            curves(title, [(s.name, [(v["step"], v[key]) for v in s.validations]) for s in recorded], key == "usage")
+            curves(title, [(s.name, s.curve(key)) for s in recorded], key == "usage")
             for title, key in CURVES.items()
+            if any(key in v for s in recorded for v in s.validations)  # older records have no training loss
         ]
         parts += [legend([s.name for s in recorded]), f'<div class="row">{"".join(charts)}</div>']
     return "\n".join(parts)
@@ -90,7 +137,8 @@ def _figures(s: Study) -> str:
     last = s.validations[-1]
     best = min((v["loss"] for v in s.validations if v["loss"] is not None), default=None)
     shown = [f"{last['step']:,}", _number(last["loss"], ".5f"), _number(best, ".5f")]
-    shown += [f"{_number(last['psnr'], '.2f')} dB", _number(last["perplexity"], ".1f"), _number(last["usage"], ".1%")]
+    shown += [f"{_number(last['psnr'], '.2f')} dB", _number(last["perplexity"], ".1f")]
+    shown.append(_number(last["usage"], ".1%") + (f" of {last['tokens']:,} tokens" if "tokens" in last else ""))
     return "".join(f'<td class="n">{figure}</td>' for figure in shown)
 
 
@@ -99,7 +147,7 @@ def _maps(s: Study, budget: int) -> str:
     if not s.maps:
         kind = _text(s.model.config["quantizer"])
         return parts[0] + f'\n<p class="note">The codes of quantizer {kind} have no places, so there is no map.</p>'
-    parts.append(f'<p class="note">Hits are counted over {len(s.images_BCHW)} {_text(s.source)}.</p>')
+    parts.append(f'<p class="note">Hits are counted over {len(s.images_BCHW):,} {_text(s.source)}. {USAGE}</p>')
     for which, chart in enumerate(s.maps):
         grid, hits_K = chart.grid, s.hits[which]
         apart_K = neighbor_distances(chart.codes_KD, grid).numpy()
@@ -107,7 +155,7 @@ def _maps(s: Study, budget: int) -> str:
         of_distance = draw(enlarge(colored(apart_K, "magma"), cell), grid)
         of_hits = draw(enlarge(colored(np.log1p(hits_K.numpy()), "viridis"), cell), grid)
         shape = " x ".join(map(str, grid.shape))
-        used = int((hits_K > 0).sum())
+        used = f"{int((hits_K > 0).sum()):,} of {grid.size:,} codes in {int(hits_K.sum()):,} tokens"
         if len(s.maps) > 1:
             parts.append(f"<h3>{_text(chart.name)}</h3>")
         others = ", the other maps at their most used code" if len(s.maps) > 1 else ""
@@ -117,7 +165,7 @@ def _maps(s: Study, budget: int) -> str:
             ),
             f"U-matrix: mean distance to the codes next door, {apart_K.min():.3g} (dark) to {apart_K.max():.3g} "
             "(bright)": of_distance,
-            f"Hits: {used:,} of {grid.size:,} codes occur, the most used {int(hits_K.max()):,} times (bright; "
+            f"Hits: usage {float(usage(hits_K)):.1%}, {used}; the most used code {int(hits_K.max()):,} times (bright; "
             "logarithmic)": of_hits,
         }
         figures = "".join(_figure(picture, caption, budget) for caption, picture in captions.items())
@@ -179,14 +227,20 @@ def _configuration(studies: Sequence[Study]) -> str:
         values = [config.get(name) for config in configs]
         differs = ' class="differs"' if any(value != values[0] for value in values) else ""
         cells = "".join(f"<td>{_text(_plain(value))}</td>" for value in values)
-        rows.append(f"<tr{differs}><th>{_text(name)}</th>{cells}</tr>")
-    head = "".join(f"<th>{_text(s.name)}</th>" for s in studies)
+        rows.append(f'<tr{differs}><th scope="row">{_text(name)}</th>{cells}</tr>')
+    head = "".join(f'<th scope="col">{_text(s.name)}</th>' for s in studies)
     shaded = " Rows that differ are shaded." if len(studies) > 1 else ""
+    table = f"<table><tr><td></td>{head}</tr>{''.join(rows)}</table>"
     return (
-        "<h2>Configuration, versions, hardware</h2>\n"
+        "<details>\n<summary><h2>Configuration, versions, hardware</h2></summary>\n"
         f'<p class="note">As the record has it, or where there is none the model.{shaded}</p>\n'
-        f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+        f"{_scroller('Configuration', table)}\n</details>"
     )
+
+
+def _scroller(label: str, content: str) -> str:
+    """What may be wider than the page: it scrolls by itself, with the keyboard, too."""
+    return f'<div class="wide" role="region" aria-label="{_text(label)}" tabindex="0">{content}</div>'
 
 
 def _plain(value: object) -> str:

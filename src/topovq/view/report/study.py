@@ -19,6 +19,7 @@ from topovq.tokenizer.training.record import RECORD_FILE
 from topovq.tokenizer.training.runs import data_of
 
 LOOKED_AT = 256  # validation images that hits are counted over
+PACKAGED = "photographs that come with the package"  # what is shown where there are no validation images
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Study:
     """
 
     name: str
+    folder: Path
     model: Tokenizer
     maps: list[Chart]
     record: list[dict[str, Any]]
@@ -44,6 +46,15 @@ class Study:
     @property
     def validations(self) -> list[dict[str, Any]]:
         return [line for line in self.record if line["event"] == "validation"]
+
+    def curve(self, key: str) -> list[tuple[int, float | None]]:
+        """A figure of the validations: (step, value); None where it was not finite or not recorded."""
+        return [(line["step"], line.get(key)) for line in self.validations]
+
+    @property
+    def of_crops(self) -> bool:
+        """Whether the images are crops of the package's photographs."""
+        return self.config.get("data") == "photos" or self.source.startswith(PACKAGED)
 
     @property
     def usual(self) -> list[int]:
@@ -72,16 +83,16 @@ def study(run: str | Path, name: str | None = None, limit: int = LOOKED_AT) -> S
     folder = Path(run)
     model = load_run(folder)
     record = read_record(folder / RECORD_FILE) if (folder / RECORD_FILE).exists() else []
-    images_BCHW, source = _validation_images(model, record[0] if record else None, limit)
+    images_BCHW, source = validation_images(model, record[0] if record else None, limit)
     maps = charts(model)
     hits = [torch.zeros(chart.grid.size, dtype=torch.int64) for chart in maps]
     for batch in images_BCHW.split(32):
         for hits_K, plane in zip(hits, to_planes(model.encode(batch))):
             hits_K += code_counts(plane, len(hits_K))
-    return Study(name or folder.resolve().name, model, maps, record, images_BCHW, source, hits)
+    return Study(name or folder.resolve().name, folder, model, maps, record, images_BCHW, source, hits)
 
 
-def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: int) -> tuple[Tensor, str]:
+def validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: int) -> tuple[Tensor, str]:
     """Images for the model and a sentence on where they are from: its validation set where that can be opened."""
     if config is None:
         reason = "the folder holds a model without a record, so its own images are not known"
@@ -90,11 +101,13 @@ def _validation_images(model: Tokenizer, config: dict[str, Any] | None, limit: i
             data, path, _ = data_of(config)
             with open_data(data, path, model.image_size, 0) as source:
                 images = next(iter(source.validation(limit)))[:limit].clone()
-            return with_channels(images, model), f"validation images of {data}"
+                all_of_them = source.validation_images
+            first = f"of the {all_of_them:,} " if all_of_them > len(images) else ""
+            return with_channels(images, model), f"{first}validation images of {data}"
         except (OSError, ValueError) as error:
             reason = f"its own data set could not be opened: {error}"
     photographs = photo_crops(min(limit, 64), model.image_size, held_out=True)
-    return with_channels(photographs, model), f"photographs that come with the package ({reason})"
+    return with_channels(photographs, model), f"{PACKAGED} ({reason})"
 
 
 def with_channels(images_B3HW: Tensor, model: Tokenizer) -> Tensor:

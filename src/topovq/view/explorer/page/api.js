@@ -1,6 +1,6 @@
 // Requests to the server behind the page, and where the page says what happened.
 
-export async function api(name, body) {
+async function send(name, body) {
   const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   let response;
   try {
@@ -8,9 +8,26 @@ export async function api(name, body) {
   } catch {
     throw new Error("The server cannot be reached; is `topovq explore` still running?");
   }
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.detail);
-  return answer;
+  if (!response.ok) throw new Error((await response.json()).detail);
+  return response;
+}
+
+export async function api(name, body) {
+  return (await send(name, body)).json();
+}
+
+// Fetch a file and have the browser save it.
+export async function saveAnswer(name, body, filename) {
+  const address = URL.createObjectURL(await (await send(name, body)).blob());
+  save(address, filename);
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+export function save(address, filename) {
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = filename;
+  link.click();
 }
 
 export function say(text, isError = false) {
@@ -20,13 +37,12 @@ export function say(text, isError = false) {
 }
 
 // Runs a task again and again while it is asked for, one at a time: what is asked for meanwhile is done once, at the end.
-export function latest(task) {
-  let running = false;
+// `ask.idle()` is fulfilled when nothing is asked for any more; until then `element` is marked as busy.
+export function latest(task, element = document.body) {
+  let running = null;
   let wanted = false;
-  return async function ask() {
-    wanted = true;
-    if (running) return;
-    running = true;
+  async function work() {
+    element.setAttribute("aria-busy", "true");
     try {
       while (wanted) {
         wanted = false;
@@ -35,7 +51,15 @@ export function latest(task) {
     } catch (error) {
       say(error.message, true);
     } finally {
-      running = false;
+      running = null;
+      element.removeAttribute("aria-busy");
     }
-  };
+  }
+  function ask() {
+    wanted = true;
+    running ??= work();
+    return running;
+  }
+  ask.idle = async () => running;
+  return ask;
 }

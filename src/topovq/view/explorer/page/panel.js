@@ -1,25 +1,40 @@
-// One run on the page: its map, an image, the mosaic of its tokens, and what the tools do to them.
-import { MapCanvas } from "./map.js";
-import { api, latest, say } from "./api.js";
+// One run on the page: its map, an image, the mosaic of its tokens, and what an edit does to them.
+import { legend } from "./colors.js";
+import { listenToMap, listenToMosaic } from "./hands.js";
+import { MapCanvas, strokeOnAny } from "./map.js";
+import { api, latest, save, saveAnswer, say } from "./api.js";
 
-const KEYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const copy = (planes) => planes.map((rows) => rows.map((row) => [...row]));
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Calls `change` with every row and column of a map that lies in the region.
+function within(region, plane, change) {
+  const ends = (low, high, size) => [Math.floor(low * size + 1e-6), Math.ceil(high * size - 1e-6)];
+  const [top, bottom] = ends(region[0], region[2], plane.length);
+  const [left, right] = ends(region[1], region[3], plane[0].length);
+  for (let row = top; row < bottom; row++) for (let column = left; column < right; column++) change(row, column);
+}
 
 export class RunPanel {
+  // `work` is what undo puts back, never changed but replaced: an image, its tokens as they are, and the second image.
+  // `shown` are the tokens after the shift; `code` is pointed at, `picked` was clicked, `cursor` is a token's row and column.
   constructor(info, number, shared) {
-    Object.assign(this, { info, number, shared, which: 0, maps: new Map() });
-    Object.assign(this, { base: null, shown: null, first: null, second: null });
-    Object.assign(this, { code: null, picked: null, cursor: null, corner: null, dragged: null, ends: {} });
+    Object.assign(this, { info, number, shared, which: 0, maps: new Map(), work: null, shown: null });
+    Object.assign(this, { code: null, picked: null, cursor: null, corner: null, ends: {}, path: [] });
     this.element = document.getElementById("run").content.firstElementChild.cloneNode(true);
     this.element.dataset.run = number;
     this.$ = (selector) => this.element.querySelector(selector);
-    this.$("h2").textContent = info.name;
+    this.readout = document.getElementById("readout").content.firstElementChild.cloneNode(true);
+    this.readout.dataset.of = number;
+    this.$("h2").textContent = this.$(".of").textContent = info.name;
+    this.element.setAttribute("aria-label", info.name);
     const sizes = info.maps.map((map) => `${map.grid.shape.join(" x ")} ${map.grid.topology}`);
-    const learned = info.loss === null ? "" : `, validation loss ${info.loss.toFixed(4)}, ${Math.round(info.usage * 100)}% of codes in use`;
+    const learned = info.loss === null ? "" : `, validation loss ${info.loss.toFixed(4)}, ${Math.round(info.usage * 100)}% of the codes chosen${info.tokens ? ` in ${info.tokens.toLocaleString("en")} tokens` : ""}`;
     this.$(".facts").textContent = `${info.model}, ${info.quantizer}, ${[...new Set(sizes)].join(" and ")}${learned}`;
     info.maps.forEach((map, each) => this.$(".map-choice").append(new Option(map.name, each)));
     this.$(".which").hidden = info.maps.length === 1;
-    this.update = latest(() => this.decode());
+    this.update = latest(() => this.decode(), this.element);
+    this.updateSecond = latest(() => this.decodeSecond(), this.$(".other"));
     this.listen();
   }
 
@@ -27,7 +42,9 @@ export class RunPanel {
     return this.maps.get(this.which);
   }
 
-  async loadMap(which = this.which) {
+  // Show a map (a run with fewer of them shows its last) in a view.
+  async show(which, view) {
+    which = Math.min(which, this.info.maps.length - 1);
     if (!this.maps.has(which)) {
       const data = await api(`map?run=${this.number}&map=${which}`);
       const sheet = new Image();
@@ -35,116 +52,125 @@ export class RunPanel {
       await sheet.decode();
       this.maps.set(which, new MapCanvas(this.$(".map"), data, sheet));
     }
-    if (which !== this.which) Object.assign(this, { which, code: null, picked: null, cursor: null, corner: null, ends: {} });
-    this.map.view = this.$(".view").value;
+    if (which !== this.which) {
+      Object.assign(this, { which, code: null, picked: null, cursor: null, corner: null });
+      this.clearPath();
+    }
+    this.$(".map-choice").value = which;
+    this.$(".view").value = view;
+    this.map.view = view;
     this.map.fit();
+    legend(this.$(".legend"), view, this.map.data);
     this.draw();
   }
 
-  async useImage(image) {
-    const answer = await api("encode", { run: this.number, ...image });
-    this.first = answer.tokens;
-    this.base = copy(answer.tokens);
-    this.$(".original").src = answer.original;
-    this.score = `${answer.psnr === null ? "∞" : answer.psnr.toFixed(1)} dB, SSIM ${answer.ssim.toFixed(3)}`;
-    this.corner = null;
-    await this.decode();
+  // Images
+
+  async encoded(image) {
+    const answer = await api("encode", { run: this.number, ...image.request });
+    const score = `${answer.psnr === null ? "∞" : answer.psnr.toFixed(1)} dB, SSIM ${answer.ssim.toFixed(3)}`;
+    return { image, first: answer.tokens, base: answer.tokens, original: answer.original, score, second: null };
   }
 
   async useSecond(image) {
-    const answer = await api("encode", { run: this.number, ...image });
-    const other = this.$(".other");
-    other.hidden = false;
-    other.querySelector(".original").src = answer.original;
-    other.querySelector(".decoded").src = answer.reconstruction;
-    this.second = { first: answer.tokens, tokens: copy(answer.tokens) };
+    const second = await this.encoded(image);
+    this.setWork({ ...this.work, second });
   }
 
-  undo() {
-    if (!this.first) return;
-    this.base = copy(this.first);
-    if (this.second) {
-      this.second.tokens = copy(this.second.first);
-      this.decodeSecond();
+  // Show `work`; its picture follows when `update` is done.
+  setWork(work) {
+    this.work = work;
+    this.corner = null;
+    this.$(".pictures .original").src = work.original;
+    if (work.second) {
+      this.$(".other .original").src = work.second.original;
+      this.updateSecond();
     }
-    this.update();
+    this.showSecond();
+    return this.update();
   }
 
-  async decode() {
-    if (!this.base) return;
-    const offsets = this.info.maps.map((map, number) => {
-      const [dx, dy] = this.shared.shift[number];
+  // The row for the second image is there as soon as one may be chosen, so that nothing moves later.
+  showSecond() {
+    const second = this.work?.second;
+    this.$(".other").hidden = !second && this.shared.tool !== "swap";
+    if (!second) this.element.querySelectorAll(".other img").forEach((image) => image.removeAttribute("src"));
+  }
+
+  offsets(shift) {
+    return this.info.maps.map((map, number) => {
+      const [dx, dy] = shift[number] ?? [0, 0];
       const axes = map.grid.shape.length;
       return axes === 1 ? [dx] : [...Array(axes - 2).fill(0), dy, dx];
     });
-    const moved = offsets.some((offset) => offset.some(Boolean));
-    const answer = await api("shift", { run: this.number, tokens: this.base, offsets });
+  }
+
+  async decode() {
+    if (!this.work) return;
+    const { work } = this;
+    const { shift } = this.shared;
+    const answer = await api("shift", { run: this.number, tokens: work.base, offsets: this.offsets(shift) });
     this.shown = answer.tokens;
     this.$(".pictures .decoded").src = answer.image;
-    const edited = JSON.stringify(this.base) !== JSON.stringify(this.first);
-    this.$(".score").textContent = moved ? `tokens moved by ${this.shared.shift.map(([x, y]) => `(${x}, ${y})`).slice(0, offsets.length).join(", ")}` : edited ? "decoded after your edits" : `decoded, ${this.score}`;
+    const mine = shift.slice(0, this.info.maps.length);
+    const moves = [...new Set(mine.map(([x, y]) => `(${y}, ${x})`))].join(" and ");
+    if (mine.some((each) => each.some(Boolean))) this.$(".score").textContent = `tokens moved by ${moves} (rows, columns)`;
+    else this.$(".score").textContent = work.base === work.first ? `decoded, ${work.score}` : "decoded after your edits";
     this.draw();
   }
 
   async decodeSecond() {
-    const answer = await api("decode", { run: this.number, tokens: this.second.tokens });
-    this.$(".other .decoded").src = answer.image;
+    const { second } = this.work ?? {};
+    if (second) this.$(".other .decoded").src = (await api("decode", { run: this.number, tokens: second.base })).image;
   }
+
+  // Edits (see edits.js). A region is [top, left, bottom, right] as shares of the image.
 
   // What moved tokens show becomes what they are, so that an edit is made to what is seen.
-  edit(change) {
-    this.base = copy(this.shown);
-    change(this.base[this.which]);
-    this.shown = copy(this.base);
-    if (this.shared.shift.some((shift) => shift.some(Boolean))) {
-      this.shared.resetShift();
-      this.shared.panels.forEach((panel) => panel !== this && panel.update());
-    }
+  settle() {
+    this.work = { ...this.work, base: this.shown };
+  }
+
+  async move(shift) {
+    const { tokens } = await api("shift", { run: this.number, tokens: this.work.base, offsets: this.offsets(shift) });
+    this.setBase(tokens);
+  }
+
+  fill(region, which, code) {
+    const base = copy(this.work.base);
+    within(region, base[which], (row, column) => (base[which][row][column] = code));
+    this.setBase(base);
+  }
+
+  // The same region on every level, so that a VQ-VAE-2 exchanges all of it.
+  exchange(region) {
+    const [base, theirs] = [copy(this.work.base), copy(this.work.second.base)];
+    base.forEach((plane, number) =>
+      within(region, plane, (row, column) => {
+        [plane[row][column], theirs[number][row][column]] = [theirs[number][row][column], plane[row][column]];
+      }),
+    );
+    this.work = { ...this.work, second: { ...this.work.second, base: theirs } };
+    this.setBase(base);
+    this.updateSecond();
+  }
+
+  setBase(base) {
+    this.work = { ...this.work, base };
+    this.shown = base;
     this.draw();
     this.update();
-  }
-
-  paint(row, column) {
-    if (this.picked === null) {
-      say("Pick a code on the map first: click it, or press Enter on it.", true);
-      return;
-    }
-    if (this.shown[this.which][row][column] !== this.picked) this.edit((plane) => (plane[row][column] = this.picked));
-  }
-
-  swap(a, b) {
-    if (!this.second) {
-      say("Choose the second image first.", true);
-      return;
-    }
-    const [top, bottom] = [Math.min(a[0], b[0]), Math.max(a[0], b[0])];
-    const [left, right] = [Math.min(a[1], b[1]), Math.max(a[1], b[1])];
-    // The same region on every level, so that a VQ-VAE-2 exchanges all of it.
-    const { height, width } = this.info.maps[this.which];
-    this.edit(() => {
-      this.base.forEach((plane, number) => {
-        const [v, u] = [plane.length / height, plane[0].length / width];
-        for (let row = Math.floor(top * v); row < Math.ceil((bottom + 1) * v); row++)
-          for (let column = Math.floor(left * u); column < Math.ceil((right + 1) * u); column++) {
-            const theirs = this.second.tokens[number][row];
-            [plane[row][column], theirs[column]] = [theirs[column], plane[row][column]];
-          }
-      });
-    });
-    this.decodeSecond().catch((error) => say(error.message, true));
-    say(`exchanged ${bottom - top + 1} x ${right - left + 1} tokens with the second image`);
   }
 
   // Drawing
 
   draw() {
     if (!this.map) return;
-    const lit = getComputedStyle(document.documentElement).getPropertyValue("--lit").trim();
-    const accent = getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();
-    const marks = [{ codes: Object.values(this.ends), color: accent, wide: 2 }];
-    if (this.picked !== null) marks.push({ codes: [this.picked], color: accent, wide: 3 });
-    if (this.code !== null) marks.push({ codes: [this.code], color: lit, wide: 3 });
-    this.map.draw(marks);
+    const [lit, accent] = [color("--lit"), color("--accent")];
+    const marks = Object.values(this.ends).map((code) => ({ code, color: accent }));
+    if (this.picked !== null) marks.push({ code: this.picked, color: accent });
+    if (this.code !== null) marks.push({ code: this.code, color: lit });
+    this.map.draw(marks, this.path, accent);
     if (this.shown) this.drawMosaic(lit);
   }
 
@@ -155,6 +181,7 @@ export class RunPanel {
     const cell = Math.max(4, Math.floor(512 / Math.max(height, width)));
     if (canvas.width !== width * cell) canvas.width = width * cell;
     if (canvas.height !== height * cell) canvas.height = height * cell;
+    const unit = canvas.width / (canvas.clientWidth || canvas.width);
     const context = canvas.getContext("2d");
     plane.forEach((row, y) =>
       row.forEach((code, x) => {
@@ -162,21 +189,17 @@ export class RunPanel {
         context.fillRect(x * cell, y * cell, cell, cell);
       }),
     );
-    const frame = (x, y, w, h, color) => {
-      context.strokeStyle = "#000c";
-      context.lineWidth = 6;
-      context.strokeRect(x * cell + 3, y * cell + 3, w * cell - 6, h * cell - 6);
-      context.strokeStyle = color;
-      context.lineWidth = 3;
-      context.strokeRect(x * cell + 3, y * cell + 3, w * cell - 6, h * cell - 6);
+    const frame = (x, y, w, h, stroke) => {
+      context.beginPath();
+      context.rect(x * cell, y * cell, w * cell, h * cell);
+      strokeOnAny(context, stroke, Math.min(unit, cell / 10));
     };
     let same = 0;
     plane.forEach((row, y) =>
       row.forEach((code, x) => {
-        if (code === this.code) {
-          same += 1;
-          frame(x, y, 1, 1, lit);
-        }
+        if (code !== this.code) return;
+        same += 1;
+        frame(x, y, 1, 1, lit);
       }),
     );
     canvas.dataset.lit = same;
@@ -188,140 +211,49 @@ export class RunPanel {
     }
   }
 
-  point(code, token) {
+  // Point at a code, and at a token where that is how; the other runs point at their token there.
+  point(code, token = null, alone = false) {
     this.code = code;
-    this.cursor = token ?? null;
-    if (code !== null) {
-      const { data } = this.map;
-      const shape = data.map.grid.shape;
-      const coords = [];
-      for (let axis = shape.length - 1, rest = code; axis >= 0; axis--) {
-        coords.unshift(rest % shape[axis]);
-        rest = Math.floor(rest / shape[axis]);
-      }
-      const uses = this.shown ? this.shown[this.which].flat().filter((each) => each === code).length : 0;
-      this.$(".readout").textContent =
-        `Code ${code} at (${coords.join(", ")}): used ${data.hits[code].toLocaleString("en")} times in ${data.images} validation images, ` +
-        `${uses} here; distance to neighbors ${data.distances[code].toPrecision(3)}.`;
-      this.$(".token").textContent = token ? `token at row ${token[0]}, column ${token[1]}: code ${code}` : "tokens in map colors";
-    }
+    this.cursor = token;
+    if (code !== null) this.tell(code, token);
     this.draw();
+    if (alone) return;
+    for (const panel of this.shared.panels) if (panel !== this) panel.follow(this, token);
   }
 
-  // Events
-
-  listen() {
-    const map = this.$(".map");
-    let pan = null;
-    map.addEventListener("pointerdown", (event) => (pan = { x: event.clientX, y: event.clientY, moved: false }));
-    map.addEventListener("pointermove", (event) => {
-      if (!this.map) return;
-      if (pan && event.buttons) {
-        const [dx, dy] = [event.clientX - pan.x, event.clientY - pan.y];
-        if (pan.moved || Math.hypot(dx, dy) > 5) {
-          map.setPointerCapture(event.pointerId);
-          this.map.panBy(dx, dy);
-          pan = { x: event.clientX, y: event.clientY, moved: true };
-          this.draw();
-        }
-        return;
-      }
-      const code = this.map.codeAt(event.clientX, event.clientY);
-      if (code !== null && code !== this.code) this.point(code);
-    });
-    map.addEventListener("pointerup", (event) => {
-      if (pan && !pan.moved && this.map) this.pick(this.map.codeAt(event.clientX, event.clientY));
-      pan = null;
-    });
-    map.addEventListener("pointerleave", () => this.rest());
-    map.addEventListener(
-      "wheel",
-      (event) => {
-        if (!this.map) return;
-        event.preventDefault();
-        this.map.zoomBy(event.deltaY < 0 ? 1.2 : 1 / 1.2, event.clientX, event.clientY);
-        this.draw();
-      },
-      { passive: false },
-    );
-    map.addEventListener("keydown", (event) => {
-      if (!this.map) return;
-      const move = KEYS[event.key];
-      if (move) {
-        const from = this.code ?? this.picked ?? 0;
-        const next = this.code === null ? from : this.map.neighbor(from, ...move);
-        this.map.see(next);
-        this.point(next);
-      } else if (event.key === "Enter" || event.key === " ") this.pick(this.code);
-      else if (event.key === "+" || event.key === "=") this.zoom(1.5);
-      else if (event.key === "-") this.zoom(1 / 1.5);
-      else if (event.key === "0") this.zoom(0);
-      else return;
-      event.preventDefault();
-    });
-    this.$(".in").addEventListener("click", () => this.zoom(1.5));
-    this.$(".out").addEventListener("click", () => this.zoom(1 / 1.5));
-    this.$(".whole").addEventListener("click", () => this.zoom(0));
-    this.$(".view").addEventListener("change", () => this.loadMap());
-    this.$(".map-choice").addEventListener("change", () => {
-      this.loadMap(Number(this.$(".map-choice").value)).catch((error) => say(error.message, true));
-    });
-    for (const end of ["start", "end"]) this.$(`.${end}`).addEventListener("click", () => this.setEnd(end));
-    this.listenToMosaic(this.$(".mosaic"));
+  // The code below the cursor may be another one now.
+  pointAgain() {
+    if (this.cursor) this.point(this.shown[this.which][this.cursor[0]][this.cursor[1]], this.cursor, true);
   }
 
-  listenToMosaic(mosaic) {
-    const at = (event) => {
-      const box = mosaic.getBoundingClientRect();
-      const plane = this.shown[this.which];
-      const inside = (share, size) => Math.max(0, Math.min(size - 1, Math.floor(share * size)));
-      return [inside((event.clientY - box.top) / box.height, plane.length), inside((event.clientX - box.left) / box.width, plane[0].length)];
-    };
-    const go = (token) => this.point(this.shown[this.which][token[0]][token[1]], token);
-    mosaic.addEventListener("pointerdown", (event) => {
-      if (!this.shown) return;
-      mosaic.setPointerCapture(event.pointerId);
-      const token = at(event);
-      if (this.shared.tool === "paint") this.paint(...token);
-      if (this.shared.tool === "swap") this.corner = token;
-      if (this.shared.tool === "look") this.pick(this.shown[this.which][token[0]][token[1]]);
-      go(token);
-    });
-    mosaic.addEventListener("pointermove", (event) => {
-      if (!this.shown) return;
-      const token = at(event);
-      if (event.buttons && this.shared.tool === "paint") this.paint(...token);
-      if (!this.cursor || String(token) !== String(this.cursor)) go(token);
-    });
-    mosaic.addEventListener("pointerup", (event) => {
-      if (!this.shown || this.shared.tool !== "swap" || !this.corner) return;
-      const corner = this.corner;
-      this.corner = null;
-      this.swap(corner, at(event));
-    });
-    mosaic.addEventListener("pointerleave", (event) => event.buttons || this.rest());
-    mosaic.addEventListener("keydown", (event) => {
-      if (!this.shown) return;
-      const plane = this.shown[this.which];
-      const [row, column] = this.cursor ?? [0, 0];
-      const move = KEYS[event.key];
-      if (move) {
-        go([Math.max(0, Math.min(plane.length - 1, row + move[1])), Math.max(0, Math.min(plane[0].length - 1, column + move[0]))]);
-      } else if (event.key === "Enter" || event.key === " ") {
-        if (this.shared.tool === "paint") this.paint(row, column);
-        else if (this.shared.tool === "look") this.pick(plane[row][column]);
-        else if (this.corner) {
-          const corner = this.corner;
-          this.corner = null;
-          this.swap(corner, [row, column]);
-        } else this.corner = [row, column];
-        go([row, column]);
-      } else if (event.key === "Escape") {
-        this.corner = null;
-        this.rest();
-      } else return;
-      event.preventDefault();
-    });
+  // Point at the token that another run's token lies in.
+  follow(other, token) {
+    if (!token || !this.shown) return this.rest();
+    const [plane, theirs] = [this.shown[this.which], other.shown[other.which]];
+    const scaled = (place, from, to) => Math.floor((place * to) / from);
+    const mine = [scaled(token[0], theirs.length, plane.length), scaled(token[1], theirs[0].length, plane[0].length)];
+    this.point(plane[mine[0]][mine[1]], mine, true);
+  }
+
+  tell(code, token) {
+    const { data } = this.map;
+    const { shape } = data.map.grid;
+    const coords = [];
+    for (let axis = shape.length - 1, rest = code; axis >= 0; axis--) {
+      coords.unshift(rest % shape[axis]);
+      rest = Math.floor(rest / shape[axis]);
+    }
+    const uses = this.shown ? this.shown[this.which].flat().filter((each) => each === code).length : 0;
+    const where = this.shared.panels.length > 1 ? `${this.info.name}: code` : "Code";
+    this.readout.querySelector("p").textContent =
+      `${where} ${code} at (${coords.join(", ")}): used ${data.hits[code].toLocaleString("en")} times in ${data.images} validation images, ` +
+      `${uses} here; distance to neighbors ${data.distances[code].toPrecision(3)}.`;
+    this.$(".token").textContent = token ? `(${token.join(", ")}): code ${code}` : "tokens in map colors";
+    const canvas = this.readout.querySelector("canvas");
+    const context = canvas.getContext("2d");
+    context.imageSmoothingEnabled = false;
+    this.map.drawTile(context, code, 0, 0, canvas.width, canvas.height);
+    canvas.dataset.code = code;
   }
 
   rest() {
@@ -331,16 +263,30 @@ export class RunPanel {
   }
 
   zoom(factor) {
-    if (factor) this.map.zoomBy(factor);
-    else this.map.zoomBy(1e-9);
+    this.map.zoomBy(factor || 1e-9);
     this.draw();
   }
 
   pick(code) {
     if (code === null) return;
     this.picked = code;
-    say(`code ${code} is picked`);
+    const others = this.shared.panels.filter((panel) => panel !== this && panel.map);
+    for (const panel of others) {
+      panel.picked = panel.map.mostLike(this.map.looks[code]);
+      panel.draw();
+    }
+    const theirs = others.map((panel) => `; in ${panel.info.name} code ${panel.picked} looks most like it`);
+    say(`code ${code} is picked${theirs.join("")}`);
     this.point(code, this.cursor);
+    this.shared.changed();
+  }
+
+  // Paths
+
+  clearPath() {
+    Object.assign(this, { ends: {}, path: [] });
+    this.$(".strip").hidden = this.$(".clear").hidden = true;
+    this.draw();
   }
 
   async setEnd(end) {
@@ -349,21 +295,48 @@ export class RunPanel {
       return;
     }
     this.ends[end] = this.picked;
+    this.$(".clear").hidden = false;
     this.draw();
-    if (this.ends.start === undefined || this.ends.end === undefined) {
+    const { start, end: last } = this.ends;
+    if (start === undefined || last === undefined) {
       say(`the path ${end}s at code ${this.picked}; pick another code for its ${end === "start" ? "end" : "start"}`);
       return;
     }
-    try {
-      const { start, end: last } = this.ends;
-      const path = await api(`path?run=${this.number}&map=${this.which}&start=${start}&end=${last}`);
-      const strip = this.$(".strip");
-      strip.hidden = false;
-      strip.querySelector("img").src = path.image;
-      strip.querySelector("img").alt = `The codes ${path.codes.join(", ")} decoded`;
-      strip.querySelector("figcaption").textContent = `from code ${start} to code ${last}: ${path.codes.length} ${path.codes.length === 1 ? "code" : "codes"} on the way`;
-    } catch (error) {
-      say(error.message, true);
-    }
+    const { codes, image } = await api(`path?run=${this.number}&map=${this.which}&start=${start}&end=${last}`);
+    this.path = codes;
+    this.draw();
+    const strip = this.$(".strip");
+    strip.hidden = false;
+    strip.querySelector("p").textContent = `from code ${start} to code ${last}: ${codes.length} ${codes.length === 1 ? "code" : "codes"} on the way`;
+    const stops = codes.map((code, i) => {
+      const stop = document.createElement("li");
+      stop.textContent = `code ${code}`;
+      stop.style.backgroundImage = `url(${image})`;
+      stop.style.backgroundSize = `${codes.length * 100}% 100%`;
+      stop.style.backgroundPosition = `${codes.length > 1 ? (100 * i) / (codes.length - 1) : 0}% 0`;
+      stop.addEventListener("pointerenter", () => this.point(code));
+      stop.addEventListener("pointerleave", () => this.rest());
+      return stop;
+    });
+    strip.querySelector("ol").replaceChildren(...stops);
+  }
+
+  listen() {
+    const on = (selector, kind, work) =>
+      this.$(selector).addEventListener(kind, () => Promise.resolve(work()).catch((error) => say(error.message, true)));
+    on(".in", "click", () => this.zoom(1.5));
+    on(".out", "click", () => this.zoom(1 / 1.5));
+    on(".whole", "click", () => this.zoom(0));
+    const show = () => this.shared.showMaps(Number(this.$(".map-choice").value), this.$(".view").value);
+    on(".view", "change", show);
+    on(".map-choice", "change", show);
+    on(".start", "click", () => this.setEnd("start"));
+    on(".end", "click", () => this.setEnd("end"));
+    on(".clear", "click", () => this.clearPath());
+    const named = (ending) => `${this.info.name}-${this.work.image.label.replace(/\.\w+$/, "").replace(/[^\w]+/g, "-")}.${ending}`;
+    on(".save-picture", "click", () => this.shown && save(this.$(".pictures .decoded").src, named("png")));
+    on(".save-tokens", "click", () => this.shown && saveAnswer("tokens", { run: this.number, tokens: this.shown, name: this.work.image.label }, named("npz")));
+    listenToMap(this);
+    listenToMosaic(this);
   }
 }

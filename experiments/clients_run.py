@@ -1,0 +1,399 @@
+"""The runs of the study `clients`: quantizers in a modern tokenizer (the networks of models/vqgan.py).
+
+    python -m experiments.clients_run OUT.jsonl --data FOLDER --limit 540    on a GPU: what OUT.jsonl does not have yet
+    python -m experiments.clients_run FOLDER/NAME --pack SHARDS              tar shards as NAME-train.npz, NAME-val.npz
+
+A loop of its own, since some quantizers of others need it: random crops that lie on the device, AdamW, squared error
+and 0.25 commitment, bf16 autocast, one CUDA graph a step where the quantizer allows it. A line of OUT.jsonl is the
+record of a run: its cell, what it ran on, and the measures after a third, two thirds and all of its steps. Needs torch,
+numpy and Pillow alone (and vector-quantize-pytorch where a method is of that package).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.util
+import io
+import json
+import math
+import platform
+import subprocess
+import sys
+import tarfile
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor
+
+if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it; its models do not use it
+    sys.modules["rich"] = types.ModuleType("rich")
+
+from experiments.methods import UNORDERED, Cell, build, cells
+from topovq.grid import Grid
+from topovq.metrics import perplexity, ssim, topographic_error
+from topovq.tokenizer.models.vqgan import Decoder, Encoder
+
+SIDE = 160  # of the images that crops are taken from
+TOKENS_A_CODE = 20.0  # at least, in every measure of use
+LEAST_CROPS = 18  # of a validation image
+AT_ONCE = 256  # crops, in a measure
+ORDERED = 16_384  # vectors that the topographic error is taken over
+WARM_UP = 20  # steps before the clock runs
+VERSIONS_OF = ("topovq", "torch", "numpy", "vector-quantize-pytorch")
+BROKEN = 4  # the exit code where the device can no longer be used: a new process goes on
+
+
+# Images
+
+
+def load_images(folder: Path | None, data: str, split: str) -> Tensor:
+    """uint8 [M, SIDE, SIDE, 3] of FOLDER/DATA-SPLIT.npz (`pack`), or of the tar shards FOLDER/DATA/SPLIT*.tar."""
+    if data == "photos":
+        from topovq.tokenizer.data.photos import photo_crops
+
+        held_out = split == "val"
+        return photo_crops(16 if held_out else 64, 32, held_out=held_out).permute(0, 2, 3, 1).contiguous()
+    if folder is None:
+        raise ValueError(f"data={data!r} must be looked for in a folder: name it by --data or --data-path")
+    packed = folder / f"{data}-{split}.npz"
+    raw = unpack(packed) if packed.exists() else members(folder / data, split)
+    with ThreadPoolExecutor(16) as pool:
+        return torch.from_numpy(np.stack(list(pool.map(square, raw))))
+
+
+def members(folder: Path, split: str) -> Iterator[bytes]:
+    shards = sorted(folder.glob(f"{split}*.tar"))
+    if not shards:
+        raise FileNotFoundError(f"there are no shards {folder / split}*.tar, and no {folder}-{split}.npz")
+    for shard in shards:
+        with tarfile.open(shard) as file:
+            for member in file:
+                opened = file.extractfile(member)
+                if opened is not None:
+                    yield opened.read()
+
+
+def square(raw: bytes) -> np.ndarray:
+    """The middle of an image, its short side made SIDE pixels."""
+    with Image.open(io.BytesIO(raw)) as image:
+        return np.asarray(ImageOps.fit(image.convert("RGB"), (SIDE, SIDE), Image.Resampling.LANCZOS))
+
+
+def pack(folder: Path, out: Path, most: int | None) -> None:
+    """Squares as JPEG files in one array, for a machine that cannot take all shards."""
+    for split in ("train", "val"):
+        files = []
+        for raw in islice(members(folder, split), most):
+            buffer = io.BytesIO()
+            Image.fromarray(square(raw)).save(buffer, "jpeg", quality=85)
+            files.append(np.frombuffer(buffer.getvalue(), np.uint8))
+        off = np.cumsum([0, *map(len, files)])
+        np.savez(out.with_name(f"{out.name}-{split}.npz"), blob=np.concatenate(files), off=off)
+
+
+def unpack(path: Path) -> list[bytes]:
+    with np.load(path) as file:
+        blob, off = file["blob"], file["off"]
+    return [blob[first:last].tobytes() for first, last in pairwise(off)]
+
+
+@dataclass
+class Crops:
+    """Where the crops of T batches are; all of it on the device."""
+
+    images: Tensor  # uint8 [M, H, W, 3]
+    which: Tensor  # [T, B]
+    top: Tensor
+    left: Tensor
+    flip: Tensor
+    side: int
+
+    @classmethod
+    def drawn(cls, images: Tensor, which: Tensor, side: int, generator: torch.Generator) -> Crops:
+        room = images.shape[1] - side + 1
+        top, left = torch.randint(0, room, (2, *which.shape), generator=generator)
+        flip = torch.rand(which.shape, generator=generator) < 0.5
+        which, top, left, flip = (value.to(images.device) for value in (which, top, left, flip))
+        return cls(images, which, top, left, flip, side)
+
+    def batch(self, t: Tensor) -> Tensor:
+        """Batch t (an int64 tensor of one number) as [B, 3, side, side] from -1 to 1, channels last."""
+        which, top, left, flip = (value.index_select(0, t)[0] for value in (self.which, self.top, self.left, self.flip))
+        place = torch.arange(self.side, device=self.images.device)
+        columns = torch.where(flip[:, None], self.side - 1 - place, place) + left[:, None]
+        rows = place + top[:, None]
+        pixels = self.images[which[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return (pixels.permute(0, 3, 1, 2).float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+
+
+# One run
+
+
+class Run:
+    """A cell being trained: `advance` to a step, `measure` what it has become."""
+
+    def __init__(self, cell: Cell, train: Tensor, val: Tensor, graph: bool = True) -> None:
+        self.cell, self.device = cell, train.device
+        cuda = self.device.type == "cuda"
+        torch.manual_seed(cell.seed)
+        size = (3, cell.hidden, 1, cell.stride, cell.light, cell.d)
+        self.encoder, self.decoder = (
+            made.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for made in (Encoder(*size), Decoder(*size))
+        )
+        self.quantizer = build(cell.method, cell.d, cell.K, cell.metric, cell.steps).to(self.device).train()
+        parts = (self.encoder, self.decoder, self.quantizer)
+        parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            parameters, cell.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True, capturable=cuda
+        )
+        self.graphed = graph and cuda and self.quantizer.graphable
+        self.see(train, val)
+        torch.manual_seed(5_000 + cell.seed)
+
+    def see(self, train: Tensor, val: Tensor) -> None:
+        """Start, or with what was learned start again, on these images."""
+        cell = self.cell
+        order = torch.Generator().manual_seed(1_000 + cell.seed)
+        number = (cell.steps + 1) * cell.batch
+        epochs = [torch.randperm(len(train), generator=order) for _ in range(math.ceil(number / len(train)))]
+        self.crops = Crops.drawn(train, torch.cat(epochs)[:number].view(-1, cell.batch), cell.crop, order)
+        tokens = (cell.crop // cell.stride) ** 2
+        each = max(LEAST_CROPS, math.ceil(TOKENS_A_CODE * cell.K / (tokens * len(val))))
+        which = torch.arange(len(val)).repeat_interleave(each)
+        which = which[torch.arange(math.ceil(len(which) / AT_ONCE) * AT_ONCE) % len(which)]
+        self.seen = Crops.drawn(val, which.view(-1, AT_ONCE), cell.crop, torch.Generator().manual_seed(7))
+        self.t = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.done, self.timed, self.seconds = 0, 0, 0.0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(reconstruction, what was quantized, tokens, the quantizer's loss)."""
+        with self.autocast():
+            z = self.encoder(x)
+        z = z.float()
+        quantized, indices, loss = self.quantizer(z)
+        with self.autocast():
+            y = self.decoder(quantized)
+        return y.float(), z, indices, loss
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def step(self) -> None:
+        x = self.crops.batch(self.t)
+        y, _, _, loss = self.forward(x)
+        (F.mse_loss(y, x) + loss.sum()).backward()
+        self.optimizer.step()
+        self.t.add_(1)
+
+    def eager(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step()
+
+    def capture(self) -> None:
+        """The first steps, on a side stream, then the graph of one (which runs nothing)."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.eager()
+        self.done += 3
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step()
+        self.graph = graph
+
+    def advance(self, stop: int) -> None:
+        if self.graphed and self.graph is None:
+            self.capture()
+        start, first = self.now(), self.done
+        while self.done < stop:
+            self.graph.replay() if self.graph is not None else self.eager()
+            self.done += 1
+            if self.done == WARM_UP:
+                start, first = self.now(), self.done
+        self.seconds, self.timed = self.seconds + self.now() - start, self.timed + self.done - first
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, Any]:
+        """PSNR and SSIM of reconstructed crops of the validation images, and how their tokens are spread."""
+        self.quantizer.eval()
+        codes = self.quantizer.codebook_size
+        counts_K = torch.zeros(codes, dtype=torch.int64, device=self.device)
+        squares, alike, kept = [], [], []
+        for number in range(len(self.seen.which)):
+            x = self.seen.batch(torch.tensor([number], device=self.device))
+            y, z, indices, _ = self.forward(x)
+            x, y = 127.5 * (x + 1), 127.5 * (y.clamp(-1, 1) + 1)
+            squares.append((x - y).square().mean(dtype=torch.float64))
+            alike.append(ssim(y, x).mean())
+            counts_K += torch.bincount(indices.flatten(), minlength=codes)
+            kept.append(z.movedim(1, -1).reshape(-1, self.cell.d)[:: max(1, z[0, 0].numel() // 4)])
+        tokens = int(counts_K.sum())
+        row = {
+            "step": self.done,
+            "psnr": 10 * math.log10(255**2 / float(torch.stack(squares).mean())),
+            "ssim": float(torch.stack(alike).mean()),
+            "used": float((counts_K > 0).double().mean()),
+            "codes": codes,
+            "tokens": tokens,
+            "tokens_per_code": tokens / codes,
+            "perplexity": float(perplexity(counts_K)),
+            "topographic_error": None,
+        }
+        if self.cell.method not in UNORDERED:
+            codes_KD: Any = self.quantizer.codebook
+            x_ND, w_KD = torch.cat(kept)[:: max(1, len(kept) * len(kept[0]) // ORDERED)], codes_KD.float()
+            if self.cell.metric == "cosine":
+                x_ND, w_KD = F.normalize(x_ND, dim=1), F.normalize(w_KD, dim=1)
+            row["topographic_error"] = float(topographic_error(x_ND, w_KD, Grid.balanced(codes)))
+        self.quantizer.train()
+        return row
+
+
+def run(cell: Cell, train: Tensor, val: Tensor, graph: bool = True) -> dict[str, Any]:
+    """The record of a run, but for what it ran on."""
+    begin = time.perf_counter()
+    training, rows = Run(cell, train, val, graph), []
+    for stop in (round(cell.steps / 3), round(2 * cell.steps / 3), cell.steps):
+        training.advance(stop)
+        rows.append(training.measure())
+    return {
+        "study": "clients",
+        "cell": asdict(cell),
+        "rows": rows,
+        "ms": 1e3 * training.seconds / max(1, training.timed),
+        "graph": training.graphed,
+        "seconds": time.perf_counter() - begin,
+        "train_images": len(train),
+        "val_images": len(val),
+    }
+
+
+# Many runs
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """The records in a file, also of runs that failed; a line that was cut off is none."""
+    records = []
+    for line in out.read_text().splitlines() if out.exists() else ():
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return records
+
+
+def environment(device: torch.device, commit: str | None) -> dict[str, Any]:
+    cuda = device.type == "cuda"
+    if commit is None:
+        here = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        with contextlib.suppress(OSError):
+            commit = subprocess.run(here, capture_output=True, text=True, check=False).stdout.strip() or None
+    facts: dict[str, Any] = {"commit": commit, "version_python": platform.python_version()}
+    for name in VERSIONS_OF:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            facts[f"version_{name}"] = metadata.version(name)
+    facts["version_torch"] = torch.__version__
+    facts["hardware"] = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
+    return facts
+
+
+def run_cells(
+    wanted: Iterable[Cell],
+    out: Path,
+    folder: Path | None,
+    *,
+    until: float = math.inf,
+    commit: str | None = None,
+    say: Callable[[str], object] = print,
+) -> None:
+    """Add the records of those runs that `out` does not have. One that would not end before the time `until` is left
+    out; one that fails leaves a record that says so, and is tried once more without a CUDA graph."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    facts = environment(device, commit)
+    known = read(out)
+    tried = {Cell(**record["cell"]).id: "failed" in record and record["graph"] for record in known}
+    pace = {record["cell"]["method"]: record["seconds"] / record["cell"]["steps"] for record in known if "ms" in record}
+    images: dict[str, tuple[Tensor, Tensor]] = {}
+    for cell in wanted:
+        if not tried.get(cell.id, True):
+            continue
+        if time.time() + 1.1 * cell.steps * pace.get(cell.method, max(pace.values(), default=0.0)) > until:
+            say(f"left out, there is no time: {cell.name}")
+            continue
+        if cell.data not in images:
+            images[cell.data] = tuple(load_images(folder, cell.data, split).to(device) for split in ("train", "val"))  # type: ignore[assignment]
+        graph, broken = device.type == "cuda" and cell.id not in tried, False
+        try:
+            record = run(cell, *images[cell.data], graph)
+            pace[cell.method] = record["seconds"] / cell.steps
+        except (RuntimeError, ValueError, ImportError) as error:
+            traceback.print_exc(limit=-4)
+            broken = "CUDA" in str(error) and not isinstance(error, torch.OutOfMemoryError)
+            failed = str(error).splitlines()[0]
+            record = {"study": "clients", "cell": asdict(cell), "failed": failed, "graph": graph}
+        with open(out, "a") as file:
+            file.write(json.dumps({**record, **facts}) + "\n")
+        say(summary(cell, record))
+        if broken:
+            sys.exit(BROKEN)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def summary(cell: Cell, record: dict[str, Any]) -> str:
+    if "failed" in record:
+        return f"FAILED {cell.name}: {record['failed']}"
+    names = ("psnr", "used", "perplexity", "topographic_error")
+    shown = [" ".join(f"{row[name]:.4g}" for name in names if row[name] is not None) for row in record["rows"]]
+    return f"{cell.name}: {' | '.join(shown)} | {record['ms']:.2f} ms, {record['seconds']:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="file of the records, one a line; those it has are not run again")
+    parser.add_argument("--data", type=Path, help="folder with NAME/*.tar or NAME-train.npz and NAME-val.npz")
+    parser.add_argument("--plan", type=Path, help="JSON list of cells (what they leave out is as in Cell); else all")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds: no run starts that would take longer")
+    parser.add_argument("--commit", help="of the source, where that is not in a git repository")
+    parser.add_argument("--pack", type=Path, help="only write the images of these shards to OUT-train.npz, OUT-val.npz")
+    parser.add_argument("--most", type=int, help="images of each split that are packed")
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # given by a process to the one it starts
+    asked = parser.parse_args()
+    if asked.pack:
+        return pack(asked.pack, asked.out, asked.most)
+    if asked.until is None:
+        until = time.time() + asked.limit
+        command = [sys.executable, "-m", "experiments.clients_run", *sys.argv[1:], "--until", str(until)]
+        while subprocess.call(command) == BROKEN:
+            print("the device broke off: a new process goes on", flush=True)
+        return None
+    wanted = cells() if asked.plan is None else [Cell(**cell) for cell in json.loads(asked.plan.read_text())]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    run_cells(wanted, asked.out, asked.data, until=asked.until, commit=asked.commit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""How a command speaks and how it ends: one line for a mistake, exit codes, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+from rich.console import Console
+
+from topovq.tokenizer.training import CheckpointError, Diverged, Interrupted, MissingExtra
+from topovq.tokenizer.training.interrupt import ending_signals, leave_lost_terminal
+
+
+def leads() -> bool:
+    """Whether this is the process that speaks for all that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str) -> None:
+    _write(Console(highlight=False), text)
+
+
+def complain(text: str) -> None:
+    _write(Console(stderr=True, highlight=False), text)
+
+
+def _write(console: Console, text: str) -> None:
+    """On a terminal lines end between words; elsewhere they are as they are, for other programs to read."""
+    console.print(text, soft_wrap=not console.is_terminal, markup=False)
+
+
+@contextlib.contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the command as an exception does, so that half-written files go and workers end.
+    Training has its own answer to them."""
+
+    def unwind(signum: int, frame: FrameType | None) -> None:
+        leave_lost_terminal()
+        sys.exit(128 + signum)
+
+    before = {signum: signal.signal(signum, unwind) for signum in ending_signals()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def one_line_errors(program: str) -> Iterator[None]:
+    """Have a user's mistake end in one line on stderr and exit code 2, other failures in 1."""
+    try:
+        with sigterm_unwinds():
+            yield
+    except Interrupted as stopped:
+        if leads():
+            complain(f"{program}: {stopped}")
+        sys.exit(stopped.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `| head` has seen enough; what is still to be flushed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except (ValueError, TypeError, FileExistsError, FileNotFoundError, MissingExtra) as error:
+        complain(f"{program}: {error}")
+        sys.exit(2)
+    except (OSError, CheckpointError, Diverged) as error:
+        complain(f"{program}: {error}")
+        sys.exit(1)
