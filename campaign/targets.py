@@ -81,7 +81,7 @@ def tokens_of(path: str) -> dict[str, bytes]:
 
 
 def encode(run: str, images: str) -> dict[str, bytes]:
-    main(["encode", run, images, "-o", "out.npz", "--workers", "0", "--device", "cpu"])
+    main(["encode", run, images, "-o", "out.npz", "--workers", "0", "--device", "cpu", "--force"])
     return tokens_of("out.npz")
 
 
