@@ -17,7 +17,7 @@ docs: .venv/.ready-docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build
 	@echo "The pages: docs/_build/index.html"
 
-# Attacks, for an hour or so: damaged files, kills, lost ranks, hostile requests. `CASES=1000` has it done in minutes.
+# Attacks, for half an hour: damaged files, kills, lost ranks, hostile requests. `CASES=1000` has it done in minutes.
 campaign: .venv/.ready-test
 	$(BIN)/python -m campaign --cases $(or $(CASES),10000) --seed $(or $(SEED),0) --out campaign.csv
 

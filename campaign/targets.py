@@ -23,7 +23,8 @@ from campaign import mutate
 from campaign.mutate import Mutation
 from campaign.sound import SIZE, trained, vectors
 from topovq import KohonenVQ, SelfOrganizingMap
-from topovq.cli import main, one_line_errors
+from topovq.cli import main
+from topovq.exits import one_line_errors
 from topovq.tokenizer.data.decode import decode as decode_image
 from topovq.tokenizer.models import load_pretrained
 
@@ -80,7 +81,7 @@ def tokens_of(path: str) -> dict[str, bytes]:
 
 
 def encode(run: str, images: str) -> dict[str, bytes]:
-    main(["encode", run, images, "-o", "out.npz", "--workers", "0", "--device", "cpu"])
+    main(["encode", run, images, "-o", "out.npz", "--workers", "0", "--device", "cpu", "--force"])
     return tokens_of("out.npz")
 
 
@@ -89,7 +90,7 @@ def evaluate(run: str) -> Any:
 
 
 def info(run: str) -> Any:
-    return printed("info", run)
+    return printed("info", run, "--json")
 
 
 def decode(tokens: str) -> dict[str, str]:
