@@ -97,7 +97,14 @@ def test_a_quantizer_shows_its_figures_and_maps_and_stays_as_it_is():
     learned(vq)
     before = {name: value.clone() for name, value in vq.state_dict().items()}
     shown = Tags(vq._repr_html_())
-    for fact in ("KohonenVQ", "12 of 4 dimensions", "3 x 4 hexagonal", "gaussian", f"{vq.usage:.1%}", "updates 10"):
+    for fact in (
+        "KohonenVQ",
+        "12 of 4 dimensions",
+        "3 x 4 hexagonal",
+        "neighborhood ride",
+        f"{vq.usage:.1%}",
+        "updates 10",
+    ):
         assert fact in re.sub(r"\s+", " ", shown.text)
     assert [alt.split()[0] for alt in shown.alts] == ["codes,", "U-matrix:", "hits:"]
     assert all(torch.equal(value, before[name]) for name, value in vq.state_dict().items())

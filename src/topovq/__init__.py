@@ -3,6 +3,7 @@
 Quantizers  KohonenVQ, GradientVQ, SoftKohonenVQ, ResidualVQ, GroupedResidualVQ; all are a Quantizer, give a Quantized
 Their maps  Grid, Neighborhood, Schedule
 Estimators  SelfOrganizingMap, NeuralGas, GrowingNeuralGas, as in scikit-learn
+What was saved or trained  load
 Other models' quantizers  replace_quantizers, export_quantizers, convert
 Logs of training loops    topovq.callbacks: Lightning, transformers, Accelerate, Weights & Biases
 """

@@ -69,11 +69,12 @@ def html_panel(name: str, books: Sequence[Codebook]) -> str:
     around = book.neighborhood
     step = book.step.detach().cpu()
     reach = "" if around.kind == "none" else f", {float(around.width(step)):.3g} cells wide now"
+    neighborhood = "ride" if book.ride else around.kind + reach
     several = f"{len(books)} codebooks of " if len(books) > 1 else ""
     facts = {
         "codes": f"{several}{book.size:,} of {book.codes.shape[1]} dimensions",
         "map": f"{' x '.join(map(str, around.grid.shape))} {around.grid.topology}",
-        "neighborhood": around.kind + reach,
+        "neighborhood": neighborhood,
         "updates": f"{int(step):,}",
     }
     if step:

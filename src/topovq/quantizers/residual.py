@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from topovq.codebook import Codebook, Turn
 from topovq.ops.bound import counted
-from topovq.ops.direct import in_backward
+from topovq.ops.direct import in_backward, refuse_transforms
 from topovq.ops.snapshot import held
 from topovq.pretrained import HubModule
 from topovq.quantizers.arguments import ADVICE, FORWARD_ADVICE, RESIDUAL_ADVICE, argument_names, refuse_arguments
@@ -181,6 +181,7 @@ class ResidualVQ(Layout, Quantizer, HubModule):
             book.settle()
         if all(book.is_initialized for book in books):
             return
+        refuse_transforms(type(self).__name__)
         left, keep_N = z.detach(), None if mask is None else mask.flatten()
         for vq in self.quantizers:
             book = vq.codebook_of(0)

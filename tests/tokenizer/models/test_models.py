@@ -215,7 +215,7 @@ def test_a_neighbor_term_keeps_its_meaning_in_a_saved_model(tmp_path) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_shapes_of_tokens_are_those_that_encoding_gives(kind: str, options: dict) -> None:
     quantizer = "residual" if "num_quantizers" in options else "kohonen"
-    model = MODELS[kind](**SMALL, quantizer=quantizer, quantizer_options=options)
+    model = MODELS[kind](**SMALL_OF[kind], quantizer=quantizer, quantizer_options=options)
     assert [tuple(level.shape[1:]) for level in as_levels(model.encode(images(1, 16)))] == model.token_shapes
 
 

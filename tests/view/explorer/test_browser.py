@@ -268,7 +268,7 @@ def test_the_report_is_read_without_a_script_or_a_network(browser: Browser, runs
     page.on("request", lambda request: asked.append(request.url))
     page.goto(report.as_uri())
     expect(page.locator("h1")).to_have_text("kohonen and ema")
-    expect(page.locator("svg[role=img]")).to_have_count(3)
+    expect(page.locator("svg[role=img]")).to_have_count(4)
     assert page.locator("img").count() >= 20
     page.screenshot(path=SCREENSHOTS / "report-phone.png", full_page=True)
     page.set_viewport_size({"width": 1100, "height": 900})
