@@ -61,6 +61,11 @@ def test_train_info_encode_decode_evaluate(tmp_path: Path) -> None:
     assert listed[0].split() == ["run", "data", "quantizer", "codes", "step", "loss", "psnr", "usage"]
     assert listed[1].split()[:5] == ["a", "photos", "kohonen", "64", "6"]
     assert listed[1].split()[-1] == f"{facts['validation']['usage']:.1%}"
+    stopped = tmp_path / "stopped"
+    (stopped / "checkpoints" / "step-00000004").mkdir(parents=True)  # before its first validation
+    record = (tmp_path / "runs" / "a" / "record.jsonl").read_bytes().splitlines(keepends=True)
+    (stopped / "record.jsonl").write_bytes(record[0])
+    assert topovq(tmp_path, "runs", "stopped").stdout.splitlines()[1].split()[4] == "4/6"
 
     (tmp_path / "pictures").mkdir()
     for i in range(3):

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from topovq.tokenizer.training.checkpoint import checkpoints, step_of
 from topovq.tokenizer.training.progress import duration
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
@@ -52,14 +53,14 @@ def list_runs(folder: Path) -> Table:
         table.add_column(name, justify="left" if words else "right", no_wrap=True, overflow="ellipsis")
     for run in found:
         name = run.relative_to(folder).as_posix() if run != folder else run.resolve().name
-        table.add_row(name, *_figures(read_record(run / RECORD_FILE)))
+        table.add_row(name, *_figures(read_record(run / RECORD_FILE), checkpoints(run)))
     return table
 
 
-def _figures(lines: list[dict[str, Any]]) -> list[str]:
+def _figures(lines: list[dict[str, Any]], saved: list[Path]) -> list[str]:
     config, validations = lines[0], [line for line in lines if line["event"] == "validation"]
     last = validations[-1] if validations else {}
-    done = max((line["step"] for line in lines[1:]), default=0)
+    done = max([*(line["step"] for line in lines[1:]), *map(step_of, saved)], default=0)  # one may be stopped between
     return [
         Path(config["data"]).name,
         config["quantizer"],
