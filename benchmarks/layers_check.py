@@ -105,7 +105,7 @@ def check_updates() -> None:
     layers = [
         {**where, **width, **rules[number % len(rules)]} for number, (where, width) in enumerate(product(maps, widths))
     ]
-    # Large enough for sums to be smoothed through lists of the codes that were chosen
+    # Axes long enough for points between them while the width is wide
     large: dict[str, Any] = {"grid": (130, 128), "wrap": (True, False), **widths[3]}
     layers += [large, {**large, "update_empty": False}, {"grid": Grid((130, 128), size=16_547), **widths[3]}]
     for number, options in enumerate(layers):
