@@ -88,11 +88,12 @@ def test_a_ring_reaches_round():
     assert Neighborhood("hard", Grid(4, wrap=True)).matrix(30)[0].tolist() == [1, 0.25, 0, 0.25]
 
 
-def test_hard_reaches_the_box_around_a_place_and_the_six_around_a_hexagon():
+def test_hard_reaches_places_less_than_1_5_apart_and_the_six_around_a_hexagon():
     for grid, neighbors in [
         (Grid(5), 2),
         (Grid((5, 5)), 8),
-        (Grid((5, 5, 5)), 26),
+        (Grid((5, 5, 5)), 18),  # not the 8 corners of the cube
+        (Grid((5, 5, 5, 5)), 32),
         (Grid((5, 5), topology="hexagonal"), 6),
     ]:
         middle = grid.index([2] * grid.ndim)

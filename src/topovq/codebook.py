@@ -14,7 +14,7 @@ With A = I this is EMA-VQ. Two details decide how it behaves (see docs/explanati
 
 "ride", the recommended rule: each code has EMA-VQ's mean of its own vectors, and rides along with its neighbors.
     m <- decay * m + beta * S            N <- decay * N + beta * c
-    u = gain * (A^T F / A^T c - lam * w),  F = S - (1 - lam) * c * w        0 where A^T c <= LEAST_WEIGHT
+    u = gain * (A^T F - lam * (A^T c) * w) / max(A^T c, 1),  F = S - (1 - lam) * c * w
     w <- m / N + u                       m <- m + N * u                     m / N is w where N <= 1e-20
 u_k is gain times the mean of (x - w_j) + lam * (w_j - w_k) over vectors x, whose winner is j, weighted by A_jk: how far
 the vectors of the neighborhood are from their codes, and a weak pull to those. lam = 1 is Kohonen's x - w_k. It is

@@ -110,7 +110,7 @@ class Grid:
         """Lattice coordinates int64 [..., D] of flat indices [...] (default: of all K codes, in order)."""
         indices = torch.arange(self.size) if indices is None else _integers("indices", indices)
         check_range("place", indices, self.size)
-        return torch.stack(self._unflatten(indices), -1)
+        return torch.stack(self.unflatten(indices), -1)
 
     def index(self, coords: Tensor | Sequence[int]) -> Tensor:
         """Flat indices int64 [...] of lattice coordinates [..., D]; those off the grid or of no code are refused."""
@@ -121,7 +121,7 @@ class Grid:
         if off.any():
             bad = coords[off.any(-1)].reshape(-1, self.ndim)[0].tolist()
             raise ValueError(f"coords {bad} lie off the grid of shape {self.shape}")
-        index = self._flatten(coords.unbind(-1))
+        index = self.flatten(coords.unbind(-1))
         if self._size is not None and (index >= self._size).any():
             bad = coords[index >= self._size].reshape(-1, self.ndim)[0].tolist()
             last = self.coords(self._size - 1).tolist()
@@ -148,7 +148,7 @@ class Grid:
         places = [(a + 0.5).floor().long() for a in along]
         places = [p % n if wraps else p for p, n, wraps in zip(places, self.shape, self.wrap)]
         on = torch.stack([(p >= 0) & (p < n) for p, n in zip(places, self.shape)]).all(0)
-        index = self._flatten(places)
+        index = self.flatten(places)
         return torch.where(on & (index < self.size), index, -1)
 
     @property
@@ -194,24 +194,26 @@ class Grid:
         places = indices.clamp(min=0)
         check_range("place", places, self.size)
         moved = []
-        for n, goes_round, along, step in zip(self.shape, self.wrap, self._unflatten(places), steps):
+        for n, goes_round, along, step in zip(self.shape, self.wrap, self.unflatten(places), steps):
             goes_round = goes_round if wrap is None else wrap
             moved.append((along + step) % n if goes_round else (along + step).clamp(0, n - 1))
-        there = self._flatten(moved)
+        there = self.flatten(moved)
         if self._size is not None:
             rows, columns = self.shape
             border = torch.where(places // columns == rows - 1, self._size - 1, there - columns)
             there = torch.where(there < self._size, there, border)
         return torch.where(indices < 0, indices, there)
 
-    def _unflatten(self, indices: Tensor) -> list[Tensor]:
+    def unflatten(self, indices: Tensor) -> list[Tensor]:
+        """Lattice coordinates [...] of flat indices [...], one tensor an axis; nothing is checked."""
         axes = []
         for n in reversed(self.shape):
             axes.append(indices % n)
             indices = indices // n
         return axes[::-1]
 
-    def _flatten(self, axes: Sequence[Tensor]) -> Tensor:
+    def flatten(self, axes: Sequence[Tensor]) -> Tensor:
+        """Flat indices [...] of lattice coordinates, one tensor an axis; nothing is checked."""
         index = axes[0]
         for n, along in zip(self.shape[1:], axes[1:]):
             index = index * n + along

@@ -9,7 +9,7 @@ The width is in cells of the map, here and everywhere in this package. A Gaussia
 estimators of topovq.som call radius, is width / sqrt(2).
 
 With the paper's harmonic schedule s(t) = 1/(1 + t*tau) and `radius` R:
-    hard         width = R (1 on a line, sqrt(D) in D dimensions, 1 between hexagons), strength = s(t)
+    hard         width = R (1 on a line and between hexagons, else sqrt(2)), strength = s(t)
     gaussian     width^2 = R^2 s(t), R = 1                                       (the paper's formula)
     exponential  width = R s(t), R = 10                                          (the authors' code)
 With a schedule over a known number of steps the width itself is what falls, from `start` to `end`, and strength is 1.
@@ -39,11 +39,12 @@ RIDE_SPACING = 4.0  # cells between the points through which neighbors share how
 GAIN = 0.3  # share of what its neighborhood's vectors moved that a code moves along with
 PULL = 0.3  # of a code to its neighbors, at first, as a share of the pull of the vectors that choose it,
 PULL_SPAN = 2500  # ... falling as 1/sqrt(1 + t / PULL_SPAN)
-LEAST_WEIGHT = 1e-3  # vectors, weighted by distance on the map, without which a code does not ride
+ENOUGH = 1.0  # vectors, weighted by distance on the map: with fewer a code rides by as much less
 WAIT = 50  # updates without a vector after which a code is dead,
-WAIT_VECTORS = 8  # ... or the updates that bring this many vectors for each code where those are more,
+WAIT_VECTORS = 1  # ... or the updates that bring this many vectors for each code where those are more,
 LONGEST_WAIT = 5000  # ... but never more than this
-NEAR = 1.2  # cells: a dead code asks a place at distance NEAR / u, u uniform
+NEAR = 1.2  # cells: a dead code asks a place at distance NEAR / sqrt(u), u uniform,
+TRIES = 8  # ... and then another, this many in an update
 MOST_SPREAD = 16.0  # vectors, of those that chose the place asked, that widen where the dead code comes to
 PASSES = 16  # of the batch map that lays the codes over the first batch
 MEMORY = 100  # updates that the running means go back, 1 / (1 - decay),
@@ -235,7 +236,10 @@ def recommended_decay(steps: int | None) -> float:
 
 
 def default_radius(kind: str, grid: Grid) -> float:
-    """The paper's d(G) for `hard` (the box around a place, the six around a hexagon), its scale for the others."""
+    """The paper's d(G) for `hard` (the six around a hexagon), its scale for the others.
+
+    On rectangular grids of any dimensions the authors' code takes places less than 1.5 apart.
+    """
     if kind == "hard":
-        return 1.0 if grid.topology == "hexagonal" else math.sqrt(grid.ndim)
+        return 1.0 if grid.topology == "hexagonal" else math.sqrt(min(grid.ndim, 2))
     return 10.0 if kind == "exponential" else 1.0

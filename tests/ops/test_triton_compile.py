@@ -72,12 +72,13 @@ for axes, hexagonal, d in ((1, False, 8), (2, False, 64), (2, True, 8), (3, Fals
     lattice = {"WRAP0": axes == 3, "WRAP1": hexagonal, "WRAP2": axes == 3, "HEXAGONAL": hexagonal}
     lattice |= {name: 1 for name in ("n0", "n1")[: 3 - axes]}
     rule = {"UPDATE_EMPTY": not hexagonal, "COSINE": hexagonal}
-    who = {"asked_ptr": "*i32", "heard_ptr": "*i32", "axes_ptr": "*fp64"}
-    lattice |= {"ALL0": axes < 3, "ALL1": axes < 2, "ALL2": False} | {name: 1 for name in ("p0", "p1")[: 3 - axes]}
-    how = {"UPDATE_EMPTY": not hexagonal, "BLOCK": ride.COUNTS, "BLOCK_D": min(64, d), "SLOTS": ride.SLOTS}
-    build(ride._counts_kernel, {**how, **{name: value for name, value in lattice.items() if name != "p0"}}, **who)
-    shape = {"DP": d, "BLOCK_K": 2048 // d, "PROGRAMS": 16}
-    build(ride._codes_kernel, {**rule, "REVIVE": True, "AXES": axes, **lattice, **shape}, **who)
+    who = {"asked_ptr": "*i32", "heard_ptr": "*i32", "places_ptr": "*i32", "corners_ptr": "*i32"}
+    how = {"BLOCK": ride.COUNTS, "BLOCK_D": min(64, d), "SLOTS": min(ride.SLOTS, 8**axes)}
+    build(ride._counts_kernel, {"UPDATE_EMPTY": not hexagonal, **how}, **who)
+    shape = {"DP": d, "PROGRAMS": 16, "CORNERS": 2**axes}
+    for block in (512, 2048):
+        shape["BLOCK_K"] = block // d
+        build(ride._codes_kernel, {**rule, "REVIVE": True, "AXES": axes, **lattice, **shape}, **who)
     build(ride._revive_kernel, {"COSINE": hexagonal, "DP": d, "BLOCK_K": 4096 // d}, **who)
 for kind, schedule, hexagonal in (
     ("none", "harmonic", False), ("hard", "harmonic", False), ("hard", "linear", True), ("hard", "exponential", False),

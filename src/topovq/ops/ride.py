@@ -21,14 +21,15 @@ from torch import Tensor
 
 from topovq.grid import ROW_HEIGHT, Grid
 from topovq.neighborhood import (
+    ENOUGH,
     GAIN,
-    LEAST_WEIGHT,
     LONGEST_WAIT,
     MOST_SPREAD,
     NEAR,
     PULL,
     PULL_SPAN,
     RIDE_SPACING,
+    TRIES,
     WAIT,
     WAIT_VECTORS,
 )
@@ -45,14 +46,14 @@ def pull_at(step: Tensor, decay: float) -> Tensor:
 
 def ride(codes_KD: Tensor, sums_KD: Tensor, counts_K: Tensor, grid: Grid, step: Tensor, decay: float) -> Tensor:
     """u [K, D], how far each code rides: GAIN times the mean, over vectors x of a batch with winners j, weighted by
-    A_jk, of (x - w_j) + lam (w_j - w_k)."""
+    A_jk, of (x - w_j) + lam (w_j - w_k). Where the weights add up to less than ENOUGH, it is their sum over ENOUGH."""
     pull = pull_at(step, decay).to(codes_KD)
     moved_KD = sums_KD - (1 - pull) * counts_K[:, None] * codes_KD
     moved_KD = torch.where(counts_K[:, None] > 0, moved_KD, 0)  # a code that is not finite tells its neighbors nothing
     around_KC = through_points(torch.cat([moved_KD, counts_K[:, None]], 1), grid)
     weight_K1 = around_KC[:, -1:]
-    rides_K1 = weight_K1 > LEAST_WEIGHT
-    return torch.where(rides_K1, GAIN * (around_KC[:, :-1] / torch.where(rides_K1, weight_K1, 1) - pull * codes_KD), 0)
+    moved_KD = (around_KC[:, :-1] - pull * weight_K1 * codes_KD) / weight_K1.clamp(min=ENOUGH)
+    return torch.where(weight_K1 > 0, GAIN * moved_KD, 0)
 
 
 class Axis(NamedTuple):
@@ -83,8 +84,7 @@ def axes_of(grid: Grid) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-@lru_cache(maxsize=16)
-def shares(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+def shares(grid: Grid) -> tuple[Tensor, Tensor]:
     """P: (points int64 [C, K], shares float64 [C, K]) of each code, C corners of the cell that its place is in."""
     position_KA = grid.positions(torch.arange(grid.size))
     ends = []
@@ -106,12 +106,18 @@ def shares(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
             index_K, share_K = index_K * axis_points.points + point_K, share_K * part_K
         corners.append(index_K)
         parts.append(share_K)
-    return torch.stack(corners).to(device), torch.stack(parts).to(device)
+    return torch.stack(corners), torch.stack(parts)
+
+
+@lru_cache(maxsize=16)
+def _shares_on(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    index_CK, share_CK = shares(grid)
+    return index_CK.to(device), share_CK.to(device)
 
 
 def through_points(stats_KC: Tensor, grid: Grid) -> Tensor:
     """A^T stats: gathered at the points, and given back."""
-    index_CK, share_CK = shares(grid, stats_KC.device)
+    index_CK, share_CK = _shares_on(grid, stats_KC.device)
     share_CK = share_CK.to(stats_KC.dtype)
     points_PC = stats_KC.new_zeros(math.prod(axis.points for axis in axes_of(grid)), stats_KC.shape[1])
     for index_K, share_K in zip(index_CK, share_CK):
@@ -128,17 +134,20 @@ def revive_on_map(
 ) -> None:  # fmt: skip
     """Put dead codes beside busy ones, in place: the last part of an update, from its sums and counts alone.
 
-    A code that waited too long asks one place at a random distance, mostly near. If the code there was chosen in this
-    batch and is busier than the mean, the two share its running count, and the dead one comes to about a vector that
-    chose it. Of those that ask the same place, the last in the codebook's order is heard.
+    A code that waited too long asks up to TRIES places at random distances, mostly near. At the first whose code was
+    chosen in this batch and is busier than the mean, the two share its running count, and the dead one comes to about
+    a vector that chose it. Of those that come to the same place, the last in the codebook's order is heard.
     """
     size = len(counts_K)
     vectors = batch_K.sum()
     wait = (WAIT_VECTORS * size / vectors).clamp(WAIT, LONGEST_WAIT)
-    place_K = asked(grid, step, counts_K.device)
+    hears_K = (batch_K >= CHOSEN) & (counts_K > counts_K.mean())
+    place_K = torch.full_like(idle_K, -1, dtype=torch.int64)
+    for attempt in reversed(range(TRIES)):
+        there_K = asked(grid, step, attempt, counts_K.device)
+        place_K = torch.where((there_K >= 0) & hears_K[there_K.clamp(min=0)], there_K, place_K)
     donor_K = place_K.clamp(min=0)
-    hears_K = (place_K >= 0) & (batch_K[donor_K] >= CHOSEN) & (counts_K[donor_K] > counts_K.mean())
-    asks_K = (vectors > 0) & (waited(idle_K) > wait) & ~frozen_K & hears_K
+    asks_K = (vectors > 0) & (waited(idle_K) > wait) & ~frozen_K & (place_K >= 0)
     every_K = torch.arange(size, device=counts_K.device)
     heard_K = every_K.new_full((size + 1,), -1).scatter_reduce(0, torch.where(asks_K, donor_K, size), every_K, "amax")
     revived_K = asks_K & (heard_K[donor_K] == every_K)
@@ -155,18 +164,18 @@ def revive_on_map(
     idle_K.copy_(torch.where(revived_K, NEVER, idle_K))
 
 
-def asked(grid: Grid, step: Tensor, device: torch.device) -> Tensor:
+def asked(grid: Grid, step: Tensor, attempt: int, device: torch.device) -> Tensor:
     """The place that each code would ask at `step`, int64 [K]; -1 where there is none.
 
-    Its distance is NEAR / u, its direction any.
+    Its distance is NEAR / sqrt(u), its direction any.
     """
     every_K = torch.arange(grid.size, device=device)
     directions = [
-        torch.zeros(grid.size, device=device) if n == 1 else 2 * uniform(every_K, step, 1 + axis) - 1
+        torch.zeros(grid.size, device=device) if n == 1 else 2 * uniform(every_K, step, 4 * attempt + 1 + axis) - 1
         for axis, n in enumerate(grid.shape)
     ]
     length_K = sum(direction.square() for direction in directions).sqrt()  # type: ignore[union-attr]
-    far_K = NEAR / uniform(every_K, step, 0) / length_K.clamp(min=1e-12)
+    far_K = NEAR / uniform(every_K, step, 4 * attempt).sqrt() / length_K.clamp(min=1e-12)
     return grid.at(grid.positions(every_K) + torch.stack([far_K * direction for direction in directions], -1))
 
 
@@ -175,7 +184,7 @@ def uniform(every_K: Tensor, step: Tensor | int, draw: int) -> Tensor:
 
     So all ranks have the same ones.
     """
-    seed = _mixed(torch.as_tensor(step, device=every_K.device) * 8 + draw)
+    seed = _mixed(torch.as_tensor(step, device=every_K.device) * 4 * TRIES + draw)
     return ((_mixed(every_K ^ seed) >> 8).float() + 0.5) * 2.0**-24
 
 

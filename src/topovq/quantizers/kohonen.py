@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -19,7 +20,9 @@ from topovq.quantizers.arguments import ADVICE, refuse_arguments
 from topovq.quantizers.codebook_loss import codebook_loss
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.layer import Layer
+from topovq.quantizers.neural_gas import GAS, KERNEL, GasCodebook
 from topovq.quantizers.parameters import PenalizedCodebook, RevivingCodebook
+from topovq.quantizers.results import Ask, Part
 
 GridLike = Grid | int | Sequence[int] | dict[str, Any] | None
 
@@ -35,7 +38,8 @@ class KohonenVQ(Layer, HubModule):
                         with its neighbors, the same from the first update to the last (codebook.py), after a start from
                         the first batch. By name, with the paper's settings: "hard", "gaussian", "exponential", or
                         "none" (EMA-VQ). "narrowing", what was recommended until version 0.2: a Gaussian whose width
-                        falls over the training (neighborhood.py)
+                        falls over the training (neighborhood.py). "gas", neural gas: codes learn by their rank among
+                        all codes instead of their distance on the map, whose places then mean nothing (neural_gas.py)
         steps           number of training updates to come, if known: a lower decay if they are few, and the schedule of
                         "narrowing"
         tau, radius     the paper's schedule 1/(1 + t*tau), tau = 0.1, and the neighborhood's first width
@@ -59,8 +63,8 @@ class KohonenVQ(Layer, HubModule):
                                     None, for both and for rotation_trick: vector-quantize-pytorch's default
         sync_codebook               None: statistics are summed over all ranks wherever a process group exists
     The layer
-        codebook_dim, heads, separate_codebook_per_head, metric or use_cosine_sim, commitment_weight, rotation_trick,
-        channel_last, accept_image_fmap, accept_3d_fmap
+        codebook_dim, heads, separate_codebook_per_head, metric or use_cosine_sim, rotation_trick,
+        commitment_weight (0.25 in the paper), channel_last, accept_image_fmap, accept_3d_fmap
         options         orthogonal_reg_*, stochastic_sample_codes, directional_reparam and others of extras.py
         precision       "exact", or "fast" for half the search time on CUDA and, rarely, the second-closest code
     """
@@ -128,7 +132,7 @@ class KohonenVQ(Layer, HubModule):
         if learnable_codebook and not self.pulls_neighbors:
             neighborhood = without_neighborhood(steps, neighborhood, tau, radius, schedule)
         neighborhood = neighborhood_name(neighborhood, tau, radius, schedule)
-        if learnable_codebook and neighborhood in RECOMMENDED:
+        if learnable_codebook and neighborhood in (*RECOMMENDED, GAS):
             raise ValueError(
                 f"neighborhood={neighborhood!r} moves running means, which codes that follow the gradient do not have: "
                 f"choose one of {', '.join(map(repr, NEIGHBORHOODS))}"
@@ -142,6 +146,10 @@ class KohonenVQ(Layer, HubModule):
         lattice = make_grid(codebook_size, grid, topology, wrap)
         around = make_neighborhood(lattice, steps, neighborhood, tau, radius, schedule)
         kind = codebook_kind(learnable_codebook, directional and threshold_ema_dead_code > 0, extras)
+        if neighborhood == GAS:
+            if kind is not Codebook:
+                raise ValueError("neighborhood='gas' and orthogonal_reg_weight exclude each other: leave one out")
+            kind = GasCodebook
         books = [
             kind(
                 codebook_dim,
@@ -176,14 +184,22 @@ class KohonenVQ(Layer, HubModule):
             freeze_codebook=freeze_codebook,
             extras=extras,
         )
-        (getattr(self, "_hub_mixin_config", None) or {}).update(neighborhood=neighborhood)
+        named = spelled_radius({"neighborhood": neighborhood, "radius": radius, "schedule": schedule}, lattice.ndim)
+        told = {name: named[name] for name in ("neighborhood", "radius") if named[name] is not None}
+        (getattr(self, "_hub_mixin_config", None) or {}).update(told)
 
     codebook_weight = 1.0
     pulls_neighbors = False  # whether the loss that moves codes which are parameters has a term for the neighborhood
 
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> Self:
+        arguments = radius_before(arguments)
         return super()._from_pretrained(**(arguments if cls.pulls_neighbors else as_saved(arguments)))
+
+    def _quantize(self, book: Codebook, x_ND: Tensor, keep_N: Tensor | None, ask: Ask) -> Part:
+        if ask.chosen is not None and isinstance(book, GasCodebook):
+            raise TypeError("neighborhood='gas': codes learn by rank, so codes that were chosen elsewhere mean nothing")
+        return super()._quantize(book, x_ND, keep_N, ask)
 
     def _codebook_loss(
         self, book: Codebook, turn: Turn, x_ND: Tensor, choice: Choice, keep_N: Tensor | None
@@ -242,6 +258,21 @@ def as_saved(arguments: dict[str, Any]) -> dict[str, Any]:
     if follows_gradient(arguments):
         return {name: value for name, value in arguments.items() if name not in REACH}
     return {**arguments, "neighborhood": arguments.get("neighborhood") or "narrowing"}
+
+
+def spelled_radius(arguments: dict[str, Any], ndim: int, reach: float = math.sqrt(2)) -> dict[str, Any]:
+    """The arguments with the reach of "hard" on a map of more than two dimensions named, where they leave it open."""
+    left_open = arguments.get("radius") is None and arguments.get("schedule") is None
+    named = {"radius": reach} if left_open and ndim > 2 and arguments.get("neighborhood") == "hard" else {}
+    return {**arguments, **named}
+
+
+def radius_before(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer that was saved some time ago: "hard" reached sqrt(D) in D dimensions, unnamed."""
+    grid = arguments.get("grid")
+    shape = grid.get("shape") if isinstance(grid, dict) else grid
+    ndim = len(shape) if isinstance(shape, (list, tuple)) else 1
+    return spelled_radius(arguments, ndim, math.sqrt(ndim))
 
 
 def valid_index(x_ND: Tensor, codes_KD: Tensor, index_N: Tensor, keep_N: Tensor | None) -> Tensor:
@@ -311,7 +342,10 @@ def make_neighborhood(
         schedule = usual if schedule is None and tau is None else schedule
     if schedule is None:
         schedule = Schedule.harmonic(0.1 if tau is None else tau)
+    if kind == GAS:
+        kind = KERNEL
+        radius = grid.size / 2 if radius is None and schedule.kind == "harmonic" else radius
     if kind not in NEIGHBORHOODS:
-        choices = ", ".join(map(repr, (*RECOMMENDED, *NEIGHBORHOODS)))
+        choices = ", ".join(map(repr, (*RECOMMENDED, *NEIGHBORHOODS, GAS)))
         raise ValueError(f"neighborhood={kind!r} is unknown; choose one of {choices}")
     return Neighborhood(kind, grid, schedule=schedule, radius=radius)

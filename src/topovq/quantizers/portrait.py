@@ -15,6 +15,7 @@ from topovq.drawing import cells, code_colors, draw_colors, frame, places, value
 from topovq.metrics import neighbor_distances
 from topovq.missing import needs
 from topovq.panel import panel, picture
+from topovq.quantizers.neural_gas import GAS, GasCodebook
 
 SHOWN = 4  # codebooks drawn in a notebook's panel
 TITLES = {
@@ -69,7 +70,7 @@ def html_panel(name: str, books: Sequence[Codebook]) -> str:
     around = book.neighborhood
     step = book.step.detach().cpu()
     reach = "" if around.kind == "none" else f", {float(around.width(step)):.3g} cells wide now"
-    neighborhood = "ride" if book.ride else around.kind + reach
+    neighborhood = "ride" if book.ride else GAS if isinstance(book, GasCodebook) else around.kind + reach
     several = f"{len(books)} codebooks of " if len(books) > 1 else ""
     facts = {
         "codes": f"{several}{book.size:,} of {book.codes.shape[1]} dimensions",

@@ -12,6 +12,7 @@ from topovq.neighborhood import Schedule
 from topovq.ops.bound import counted
 from topovq.ops.snapshot import snapshot
 from topovq.quantizers.kohonen import KohonenVQ
+from topovq.quantizers.neural_gas import GAS
 from topovq.quantizers.results import Ask, Part
 
 SCORES = 2**24  # softmax weights that exist at a time: 64 MiB
@@ -48,8 +49,8 @@ class SoftKohonenVQ(KohonenVQ):
         metric = "cosine" if options.get("use_cosine_sim") else options.get("metric", "euclidean")
         if metric != "euclidean":
             raise ValueError(f"SoftKohonenVQ: metric={metric!r} is not supported; it compares squared distances")
-        if neighborhood == "ride":
-            raise ValueError("SoftKohonenVQ: neighborhood='ride' is for codes that are chosen; leave it out")
+        if neighborhood in ("ride", GAS):
+            raise ValueError(f"SoftKohonenVQ: neighborhood={neighborhood!r} is for codes that are chosen; leave it out")
         super().__init__(dim, codebook_size, neighborhood=neighborhood, **options)
         if isinstance(temperature, dict):  # as config.json holds it
             temperature = Schedule.from_dict(temperature)

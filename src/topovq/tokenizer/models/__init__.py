@@ -70,6 +70,8 @@ def _class_of(folder: Path) -> type[Tokenizer]:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
     kind = read_json(path).get("model")
+    if kind == "prior":
+        raise ValueError(f"{folder} is a prior, not a tokenizer: `topovq sample` and `topovq complete` use it")
     if not isinstance(kind, str) or kind not in MODELS:
         raise ValueError(f"{path} names the model {kind!r}; valid: {', '.join(MODELS)}")
     return MODELS[kind]

@@ -11,7 +11,14 @@ from topovq.grid import Grid
 from topovq.neighborhood import Schedule
 from topovq.quantizers import GradientVQ, KohonenVQ, Quantizer, ResidualVQ, SoftKohonenVQ
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE
-from topovq.quantizers.kohonen import REACH, as_saved, follows_gradient, neighborhood_name
+from topovq.quantizers.kohonen import (
+    REACH,
+    as_saved,
+    follows_gradient,
+    neighborhood_name,
+    radius_before,
+    spelled_radius,
+)
 
 # name -> (class, the options that make the name mean what it says). Other modules may add quantizers when imported.
 COMMITMENT = {"commitment_weight": 0.25}
@@ -56,6 +63,8 @@ def has_open_neighborhood(kind: str, options: dict[str, Any]) -> bool:
 
 def spelled_out(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a configuration that is made now, with what it must name so that `as_meant` understands it."""
+    if isinstance(options.get("grid"), list):
+        options = spelled_radius(options, len(options["grid"]))
     if has_open_neighborhood(kind, options) and not follows_gradient(options):
         return {**options, "neighborhood": neighborhood_name(*(options.get(name) for name in REACH[1:]))}
     return {**REDUCTION, **options} if has_neighbor_term(kind, options) else options
@@ -63,6 +72,7 @@ def spelled_out(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def as_meant(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a configuration that was written some time ago: what it leaves open is as it was then."""
+    options = radius_before(options)
     if has_open_neighborhood(kind, options) or follows_gradient(options):
         return as_saved(options)
     return {**REDUCTION_BEFORE, **options} if has_neighbor_term(kind, options) else options
