@@ -44,6 +44,7 @@ from topovq.neighborhood import Neighborhood, Schedule
 from topovq.ops.search import nearest
 from topovq.ops.smooth import smooth
 from topovq.som import SelfOrganizingMap
+from topovq.tokenizer.training.record import environment
 
 torch.set_num_threads(1)
 CASES = {"A": (20_000, 64, 20), "B": (100_000, 32, 30)}
@@ -276,6 +277,11 @@ def facts() -> dict[str, object]:
         "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         "sklearn": sklearn.__version__,
     }  # fmt: skip
+
+
+def commit() -> dict[str, object]:
+    """Of the code that was measured, for files that have a column for it."""
+    return {"commit": environment(torch.device("cpu"), 1)["commit"]}
 
 
 def show(rows: list[dict[str, object]]) -> None:

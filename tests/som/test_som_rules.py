@@ -11,6 +11,8 @@ from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.som import SelfOrganizingMap, learn
 from topovq.som.learn import Online
+from topovq.som.passes import TablePasses
+from topovq.som.questions import Members
 from topovq.som.start import initial_codes, map_places
 from topovq.som.tables import DenseTable
 
@@ -145,10 +147,11 @@ def test_a_search_along_few_axes_is_the_search():
     som = SelfOrganizingMap((9, 9), max_iter=10, init="pca")
     for passes, rank in ((0, 2), (1, 30), (2, 38)):
         table, weight = DenseTable(x), torch.ones(len(x))
-        codes = initial_codes("pca", table, weight, map_places(Grid((9, 9))), np.random.RandomState(0))
+        start = TablePasses([table], [weight])
+        codes = initial_codes("pca", start, map_places(Grid((9, 9))), np.random.RandomState(0))
         neighborhood = Neighborhood("gaussian", Grid((9, 9)), schedule=Schedule.linear(9.0, 9.0, 1))
         for _ in range(passes):
-            codes, _ = learn.batch(table, weight, codes, neighborhood, 0, "euclidean")
+            codes = learn.batch(Members(codes, "euclidean")(table, weight), codes, neighborhood, 0)
         axes = table._few_axes(codes)
         assert axes.shape[1] <= rank
         index, distance = table._closest_along(codes, axes)

@@ -27,11 +27,13 @@ from torch import Tensor
 from topovq.ops.search import check_metric
 from topovq.quantizers.arguments import refuse_arguments
 from topovq.som import saving
-from topovq.som.tables import DenseTable, MissingTable, SparseTable, Table
+from topovq.som.passes import Passes, Scaling, TablePasses, check_size, table_of
+from topovq.som.questions import Closest, Errors
+from topovq.som.rows import ReadPasses, Rows, as_rows
+from topovq.som.tables import DenseTable, SparseTable, Table
 
 CLUSTERINGS = ("agglomerative", "kmeans")
-# Squares of larger numbers overflow, or would when 2^22 of them are added up.
-LARGEST = {dtype: torch.finfo(dtype).max ** 0.5 / 2**11 for dtype in (torch.float32, torch.float64)}
+ENGINES = ("local", "ray")
 
 
 class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -47,10 +49,13 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     quantization_error_: float
     quantization_errors_: np.ndarray
     n_features_in_: int
+    mean_: np.ndarray  # of an estimator that standardizes
+    scale_: np.ndarray
     metric: str = "euclidean"
     tol: float | None = None
     device: str | torch.device = "auto"
     n_jobs: int | None = None
+    engine: str = "local"
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         parameters = inspect.signature(cls).parameters
@@ -67,9 +72,7 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def predict(self, X: Any) -> Any:
         """The closest code of each sample, int64 [N]; a tensor for a tensor."""
-        table = self._fitted_table(X)
-        with self._threads():
-            return like_input(table.closest(self._codes(table), self.metric)[0], X)
+        return like_input(self._closest(X), X)
 
     def transform(self, X: Any) -> Any:
         """The distance of each sample to each code, [N, K], in the metric the codes were fitted with."""
@@ -83,12 +86,10 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the mean distance of a sample to its closest code: higher is better."""
-        table = self._fitted_table(X)
-        weight_N = self._weights(sample_weight, X, table)
+        passes = self._fitted_passes(X, sample_weight)
         with self._threads():
-            codes_KD = self._codes(table)
-            index_N, _ = table.closest(codes_KD, self.metric)
-            return -weighted_mean(table.distance_to(codes_KD, index_N, self.metric), weight_N)
+            errors = passes.added(Errors(self._codes(passes), self.metric))
+        return -float(errors["error"] / errors["weight"])
 
     # Fitting
 
@@ -156,15 +157,20 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         A code without samples takes the label of the closest code that has some. Kept as `code_labels_` [K] and
         `class_shares_` [K, classes], which is 0 for codes without samples; `classes_` are their names.
         """
-        table = self._fitted_table(X)
-        weight_N = self._weights(sample_weight, X, table)
+        passes = self._fitted_passes(X, sample_weight)
         y = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else y)
-        if len(y) != table.n:
-            raise ValueError(f"y has {len(y)} entries, but X has {table.n} samples: expected one label for each")
         self.classes_, class_N = np.unique(y, return_inverse=True)
-        index_N = self._closest(table)
         counts = np.zeros((len(self.codes_), len(self.classes_)))
-        np.add.at(counts, (index_N, class_N), weight_N.double().cpu().numpy())
+        done = 0
+        with self._threads():
+            for table, weight_N in passes:
+                index_N = table.closest(self._codes(table), self.metric)[0].cpu().numpy()
+                class_n = class_N[done : done + table.n]
+                done += table.n
+                if len(class_n) == table.n:
+                    np.add.at(counts, (index_N, class_n), weight_N.double().cpu().numpy())
+        if len(y) != done:
+            raise ValueError(f"y has {len(y)} entries, but X has {done} samples: expected one label for each")
         total = counts.sum(1, keepdims=True)
         self.class_shares_ = counts / np.where(total > 0, total, 1)
         labelled = np.flatnonzero(total > 0)
@@ -180,13 +186,15 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self._of_winner(self.code_labels_, X)
 
     def _of_winner(self, value_K: np.ndarray, X: Any) -> Any:
-        value_N = value_K[self._closest(self._fitted_table(X))]
+        value_N = value_K[self._closest(X).cpu().numpy()]
         numeric = np.issubdtype(value_N.dtype, np.number)
         return like_input(torch.from_numpy(value_N), X) if isinstance(X, Tensor) and numeric else value_N
 
-    def _closest(self, table: Table) -> np.ndarray:
+    def _closest(self, X: Any) -> Tensor:
+        """The closest code of each row."""
+        passes = self._fitted_passes(X)
         with self._threads():
-            return table.closest(self._codes(table), self.metric)[0].cpu().numpy()
+            return torch.cat([index_N for index_N, _ in passes.told(Closest(self._codes(passes), self.metric))])
 
     # Files
 
@@ -203,38 +211,102 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     # The door for data
 
     def _table(self, X: Any, *, reset: bool) -> Table:
-        """X checked and wrapped; `reset` where this data says how many features there are."""
+        """X checked and wrapped, all of it; `reset` where this data says how many features there are."""
+        rows = as_rows(X)
+        if rows is not None and not isinstance(X, np.memmap):
+            raise TypeError(
+                f"{rows.source!r:.80} is read in blocks, which `fit` (with rule='batch') and `predict` can do: "
+                "this takes an array"
+            )
+        x_ND = self._checked(X, reset=reset)
+        if not isinstance(x_ND, Tensor):
+            return SparseTable(x_ND)
+        return table_of(x_ND if reset else self._scaled(x_ND))
+
+    def _passes(self, X: Any, sample_weight: Any = None, *, reset: bool) -> Passes:
+        """X checked and cut into blocks, or about to be read in such."""
+        check_choice("engine", self.engine, ENGINES)
+        rows = as_rows(X)
+        if rows is not None:
+            return self._read(rows, sample_weight, reset=reset)
+        x_ND = self._checked(X, reset=reset)
+        if self.engine == "ray":
+            if not isinstance(x_ND, Tensor):
+                raise ValueError("engine='ray' takes no sparse matrix: make it dense, or use engine='local'")
+            weights = self._weights(sample_weight, X, DenseTable(x_ND)).cpu().numpy()
+            names = getattr(self, "feature_names_in_", None)
+            passes = self._read(Rows(x_ND.cpu().numpy()), weights, reset=reset)
+            if names is not None:  # an array in parts has none
+                self.feature_names_in_ = names
+            return passes
+        if not isinstance(x_ND, Tensor):
+            table = SparseTable(x_ND)
+            return TablePasses([table], [self._weights(sample_weight, X, table)])
+        weight_N = self._weights(sample_weight, X, DenseTable(x_ND))
+        return TablePasses.cut(x_ND if reset else self._scaled(x_ND), weight_N)
+
+    def _read(self, rows: Rows, sample_weight: Any, *, reset: bool) -> Passes:
+        check_metric(self.metric)
+        if isinstance(sample_weight, str):
+            rows, sample_weight = rows.weighted(sample_weight), None
+        reader = rows.reader(None if reset else getattr(self, "feature_names_in_", None))
+        if reset:
+            self.n_features_in_ = reader.dim
+            if reader.names is not None:
+                self.feature_names_in_ = np.array(reader.names, dtype=object)
+            elif hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+        elif reader.dim != self.n_features_in_:
+            raise ValueError(
+                f"{reader.name} has {reader.dim} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input"
+            )
+        device = chosen_device(self.device)
+        if reader.device is not None and self.device == "auto":
+            device = reader.device
+        if sample_weight is not None:
+            sample_weight = np.asarray(sample_weight, dtype=np.float64)
+            if sample_weight.ndim != 1:
+                raise ValueError(f"sample_weight of shape {sample_weight.shape} must have one entry for each row")
+        passes = ReadPasses(rows, reader, device, sample_weight, self._scaled if not reset else lambda x_ND: x_ND)
+        if self.engine == "local":
+            return passes
+        from topovq.som.ray_passes import RayPasses
+
+        return RayPasses(passes, reader.names, str(self.device))
+
+    def _scaled(self, x_ND: Tensor) -> Tensor:
+        """Rows as the codes were fitted to them."""
+        if not hasattr(self, "scale_"):
+            return x_ND
+        return Scaling(torch.from_numpy(self.mean_), torch.from_numpy(self.scale_))(x_ND)
+
+    def _checked(self, X: Any, *, reset: bool) -> Any:
+        """X as a tensor on the device, or as a CSR matrix."""
         check_metric(self.metric)
         device = chosen_device(self.device)
         if isinstance(X, Tensor):
             x_ND = checked_tensor(X)
             _check_n_features(self, x_ND, reset=reset)
-            x_ND = x_ND.to(device) if self.device != "auto" else x_ND
-        else:
-            X = validate_data(
-                self, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], order="C",
-                ensure_all_finite=True if scipy.sparse.issparse(X) else "allow-nan",
-            )  # fmt: skip
-            if scipy.sparse.issparse(X):
-                check_size(torch.from_numpy(X.data))
-                return SparseTable(X)
-            with warnings.catch_warnings():  # torch warns of arrays that are read-only: nothing here writes to them
-                warnings.simplefilter("ignore", UserWarning)
-                x_ND = torch.from_numpy(X).to(device)
-        if check_size(x_ND):
-            return DenseTable(x_ND)
-        table = MissingTable(x_ND)
-        empty_N = ~table.seen_ND.any(1)
-        if bool(empty_N.any()):
-            row = int(empty_N.nonzero()[0])
-            raise ValueError(
-                f"sample {row} has no values, only NaN: remove such samples ({int(empty_N.sum())} of them)"
-            )
-        return table
+            return x_ND.to(device) if self.device != "auto" else x_ND
+        X = validate_data(
+            self, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], order="C",
+            ensure_all_finite=True if scipy.sparse.issparse(X) else "allow-nan",
+        )  # fmt: skip
+        if scipy.sparse.issparse(X):
+            check_size(torch.from_numpy(X.data))
+            return X
+        with warnings.catch_warnings():  # torch warns of arrays that are read-only: nothing here writes to them
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.from_numpy(X).to(device)
 
     def _fitted_table(self, X: Any) -> Table:
         check_is_fitted(self, "codes_")
         return self._table(X, reset=False)
+
+    def _fitted_passes(self, X: Any, sample_weight: Any = None) -> Passes:
+        check_is_fitted(self, "codes_")
+        return self._passes(X, sample_weight, reset=False)
 
     def _weights(self, sample_weight: Any, X: Any, table: Table) -> Tensor:
         """weight_N, on the device and in the type of the table; a sample of weight 2 counts as two."""
@@ -246,15 +318,7 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         weight = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
         return torch.from_numpy(weight).to(device=table.device, dtype=table.dtype)
 
-    def _check_columns(self, table: Table, weight_N: Tensor) -> None:
-        """Refuse features without a single value: no code could have one there."""
-        if isinstance(table, MissingTable):
-            seen_D = table.seen_ND[weight_N > 0].any(0)
-            if not bool(seen_D.all()):
-                columns = (~seen_D).nonzero()[:, 0].tolist()
-                raise ValueError(f"features {columns} have no values, only NaN: remove these columns")
-
-    def _codes(self, table: Table) -> Tensor:
+    def _codes(self, table: Table | Passes) -> Tensor:
         return torch.from_numpy(self.codes_).to(device=table.device, dtype=table.dtype)
 
     @contextlib.contextmanager
@@ -307,24 +371,6 @@ def checked_tensor(x_ND: Tensor) -> Tensor:
     return x_ND
 
 
-def check_size(values: Tensor) -> bool:
-    """Refuse numbers too large to be squared and added up; whether none is NaN (infinity was refused before)."""
-    if values.numel() == 0:
-        return True
-    lowest, highest = values.aminmax()  # one pass; NaN anywhere is both
-    complete = not bool(highest.isnan())
-    if not complete:
-        lowest, highest = values.nan_to_num().aminmax()
-    largest, limit = float(torch.maximum(-lowest, highest)), LARGEST[values.dtype]
-    if largest > limit:
-        fits = values.dtype == torch.float32 and largest <= LARGEST[torch.float64]
-        raise ValueError(
-            f"the data holds {largest:.3g}, but at most {limit:.2g} can be squared and added up in {values.dtype}: "
-            f"divide the data by a constant, or standardize it{', or give it as float64' if fits else ''}"
-        )
-    return complete
-
-
 def like_input(value: Tensor, X: Any) -> Any:
     """A tensor on X's device where X is one, else a NumPy array."""
     return value.to(X.device) if isinstance(X, Tensor) else value.cpu().numpy()
@@ -345,18 +391,3 @@ def check_number(name: str, value: Any, *, low: float, high: float = float("inf"
     if isinstance(value, bool) or not isinstance(value, kinds) or not (low <= value <= high and np.isfinite(value)):
         upper = f" and at most {high:g}" if np.isfinite(high) else ""
         raise ValueError(f"{name}={value!r} must be {'an int' if whole else 'a number'} of at least {low:g}{upper}")
-
-
-def distinct_samples(table: Table, weight_N: Tensor) -> int:
-    """How many samples with a weight differ: what the default number of codes, 5 sqrt(N), goes by.
-
-    Repeating a sample, weighting it, or scaling all weights adds nothing to see, and changes nothing here.
-    """
-    hashes = []
-    mix_D = np.random.RandomState(0).randint(1, 2**62, table.dim, dtype=np.int64).astype(np.uint64) | np.uint64(1)
-    kept = weight_N.cpu().numpy() > 0
-    rows = max(1, 2**22 // table.dim)
-    for start in range(0, table.n, rows):
-        x = table.dense(slice(start, start + rows)).astype(np.float64) + 0.0  # -0 becomes 0
-        hashes.append((np.ascontiguousarray(x).view(np.uint64) * mix_D).sum(1))
-    return len(np.unique(np.concatenate(hashes)[kept]))

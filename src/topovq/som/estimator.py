@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from sklearn import get_config
 from sklearn.utils import check_random_state
 from torch import Tensor
@@ -20,22 +17,25 @@ from topovq import metrics
 from topovq.grid import TOPOLOGIES, Grid
 from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule
 from topovq.som import learn
+from topovq.som.bar import bar
+from topovq.som.batch import BatchEstimator
 from topovq.som.codes import (
-    CodesEstimator,
     check_choice,
     check_number,
-    distinct_samples,
     like_input,
     weighted_mean,
 )
-from topovq.som.start import initial_codes, map_places
+from topovq.som.passes import Passes, TablePasses
+from topovq.som.questions import Distortion, Errors, Members
+from topovq.som.start import initial_codes, map_places, passes_of_start
+from topovq.som.stats import Stats
 from topovq.som.tables import MissingTable, Table
 
 RULES = ("batch", "minibatch", "online")
 SCHEDULES = ("exponential", "linear")
 
 
-class SelfOrganizingMap(CodesEstimator):
+class SelfOrganizingMap(BatchEstimator):
     """Codes on a map, fitted so that neighbors on the map are alike.
 
     shape              one size per axis, such as (20, 30); or leave it out and give
@@ -59,6 +59,10 @@ class SelfOrganizingMap(CodesEstimator):
     device             "auto" is CUDA where there is one; tensors stay on their own device
     n_jobs             threads; None leaves torch's setting alone
     verbose            show a progress bar
+    standardize        subtract the mean of each feature and divide by its standard deviation, here and whenever rows
+                       are given later; the codes are then in units of mean_ and scale_
+    engine             "local", or "ray": the passes of rule="batch" and of predict are done on a Ray cluster, which is
+                       the one that this process is connected to, that of RAY_ADDRESS, or one started on this machine
 
     Fitted: codes_ [K, D], grid_ (a `topovq.Grid`), labels_ [N] (closest code of each sample), quantization_error_,
     topographic_error_, n_iter_, n_features_in_, and for each pass quantization_errors_ (of the codes it started from)
@@ -68,9 +72,8 @@ class SelfOrganizingMap(CodesEstimator):
 
     grid_: Grid
     topographic_error_: float
-    n_iter_: int
+    hits_: np.ndarray
     radii_: np.ndarray
-    _running: np.ndarray | None  # sums and weights of the mini-batch rule, so that it goes on from call to call
 
     def __init__(
         self,
@@ -95,6 +98,8 @@ class SelfOrganizingMap(CodesEstimator):
         n_jobs: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
+        standardize: bool = False,
+        engine: str = "local",
     ) -> None:
         self.shape = shape
         self.n_codes = n_codes
@@ -116,35 +121,47 @@ class SelfOrganizingMap(CodesEstimator):
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
+        self.standardize = standardize
+        self.engine = engine
 
     # Fitting
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the map to X [N, D]: an array, a DataFrame, a sparse matrix or a tensor; NaN is a missing value."""
         self._check_parameters()
+        if self.rule != "batch":
+            return self._fit_in_order(X, sample_weight)
+        passes = self._passes(X, sample_weight, reset=True)
+        count = passes_of_start(self.init, passes.dim, self.standardize) + self.max_iter + 1
+        with self._threads(), bar(passes, count, "fitting the map", self.verbose) as say:
+            self._fit(passes, say)
+        return self
+
+    def _fit_in_order(self, X: Any, sample_weight: Any) -> Self:
+        """The rules that take rows in a random order."""
         table = self._table(X, reset=True)
         weight_N = self._weights(sample_weight, X, table)
-        with self._threads(), self._bar() as advance:
-            codes_KD = self._start(table, weight_N)
-            plan = self._plan()
+        passes = TablePasses([table], [weight_N])
+        count = passes_of_start(self.init, passes.dim, self.standardize) + self.max_iter + 1
+        with self._threads(), bar(passes, count, "fitting the map", self.verbose) as say:
+            self._begin(passes)
+            table = passes.tables[0]
+            codes_KD, plan = self._codes(passes), self._plan()
             random = check_random_state(self.random_state)
             while self.n_iter_ < self.max_iter and not self._converged():
                 distance_N = torch.empty(table.n, dtype=table.dtype, device=table.device)
-                if self.rule == "batch":
-                    codes_KD, distance_N = learn.batch(
-                        table, weight_N, codes_KD, plan.neighborhood, self.n_iter_, self.metric
-                    )
-                else:
-                    order_N = torch.from_numpy(random.permutation(table.n)).to(table.device)
-                    size = self.batch_size if self.rule == "minibatch" else max(self.batch_size, 1024)
-                    for start in range(0, table.n, size):
-                        chosen = order_N[start : start + size]
-                        t = self.n_iter_ + np.array([start, start + len(chosen)]) / table.n
-                        codes_KD, distance = self._step(table.rows(chosen), weight_N[chosen], codes_KD, plan, *t)
-                        distance_N[chosen] = distance
-                self._record(distance_N, weight_N, plan)
-                advance(self.quantization_errors_[-1])
-            self._finish(table, weight_N, codes_KD)
+                order_N = torch.from_numpy(random.permutation(table.n)).to(table.device)
+                size = self.batch_size if self.rule == "minibatch" else max(self.batch_size, 1024)
+                for start in range(0, table.n, size):
+                    chosen = order_N[start : start + size]
+                    t = self.n_iter_ + np.array([start, start + len(chosen)]) / table.n
+                    codes_KD, distance = self._step(table.rows(chosen), weight_N[chosen], codes_KD, plan, *t)
+                    distance_N[chosen] = distance
+                    passes.advance(len(chosen))
+                self._record(weighted_mean(distance_N, weight_N))
+                say(f"pass {self.n_iter_}, quantization error {self.quantization_errors_[-1]:.4g}")
+            self.codes_ = codes_KD.cpu().numpy()
+            self._finish(passes)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -157,15 +174,27 @@ class SelfOrganizingMap(CodesEstimator):
             return self
         self._check_parameters()
         first = not hasattr(self, "codes_")
+        if first and self.standardize:
+            raise ValueError("standardize=True needs all rows first: use fit, or scale the batches yourself")
         table = self._table(X, reset=first)
         weight_N = self._weights(sample_weight, X, table)
+        passes = TablePasses([table], [weight_N])
         with self._threads():
-            codes_KD = self._start(table, weight_N) if first else self._codes(table)
-            plan = self._plan()
-            codes_KD, distance_N = self._step(table, weight_N, codes_KD, plan, self.n_iter_, self.n_iter_ + 1)
-            self._record(distance_N, weight_N, plan)
-            self._finish(table, weight_N, codes_KD)
+            if first:
+                self._begin(passes)
+            codes_KD, distance_N = self._step(
+                table, weight_N, self._codes(passes), self._plan(), self.n_iter_, self.n_iter_ + 1
+            )
+            self.codes_ = codes_KD.cpu().numpy()
+            self._record(weighted_mean(distance_N, weight_N))
+            self._finish(passes)
         return self
+
+    def _question(self, passes: Passes) -> Members:
+        return Members(self._codes(passes), self.metric)
+
+    def _moved(self, stats: Stats, codes_KD: Tensor) -> Tensor:
+        return learn.batch(stats, codes_KD, self._plan().neighborhood, self.n_iter_)
 
     def _step(
         self, table: Table, weight_N: Tensor, codes_KD: Tensor, plan: _Plan, t: float, t_end: float
@@ -184,7 +213,7 @@ class SelfOrganizingMap(CodesEstimator):
         if running is None:
             running_KC = learn.first_average(codes_KD, float(weight_N.sum()), missing)
         else:
-            running_KC = torch.from_numpy(running).to(weight_N)
+            running_KC = torch.from_numpy(running).double().to(weight_N.device)
         columns = codes_KD.shape[1] * 2 if missing else codes_KD.shape[1] + 1
         if running_KC.shape[1] != columns:  # a batch with missing values after ones without, or the reverse
             running_KC = _recounted(running_KC, codes_KD, missing)
@@ -195,41 +224,36 @@ class SelfOrganizingMap(CodesEstimator):
         self._running = running_KC.cpu().numpy()
         return codes_KD, distance_N
 
-    def _start(self, table: Table, weight_N: Tensor) -> Tensor:
-        """Everything a fit starts from; what an earlier fit left is forgotten."""
-        self._forget()
-        self._running = None
-        self._check_columns(table, weight_N)
-        self.grid_ = self._grid(table, weight_N)
-        self.n_iter_ = 0
-        self.quantization_errors_ = np.empty(0)
+    def _begin(self, passes: Passes) -> None:
+        super()._begin(passes)
         self.radii_ = np.empty(0)
-        random = check_random_state(self.random_state)
-        return initial_codes(self.init, table, weight_N, map_places(self.grid_), random)
 
-    def _record(self, distance_N: Tensor, weight_N: Tensor, plan: _Plan) -> None:
-        radius = float(plan.width(torch.tensor(self.n_iter_))) / plan.width_per_radius
-        self.quantization_errors_ = np.append(self.quantization_errors_, weighted_mean(distance_N, weight_N))
-        self.radii_ = np.append(self.radii_, radius)
-        self.n_iter_ += 1
+    def _first_codes(self, passes: Passes) -> Tensor:
+        self.grid_ = self._grid(passes)
+        return initial_codes(self.init, passes, map_places(self.grid_), check_random_state(self.random_state))
 
-    def _finish(self, table: Table, weight_N: Tensor, codes_KD: Tensor) -> None:
-        self.codes_ = codes_KD.cpu().numpy()
-        if self.grid_.size == 1:
-            index_N, self.topographic_error_ = table.closest(codes_KD, self.metric)[0], 0.0
-        else:
-            first_N, second_N = table.closest_two(codes_KD, self.metric).unbind(1)
-            index_N = first_N
-            apart_N = metrics.not_neighbors(first_N, second_N, self.grid_)
-            self.topographic_error_ = weighted_mean(apart_N, weight_N)
-        self.labels_ = index_N.cpu().numpy()
-        self.quantization_error_ = weighted_mean(table.distance_to(codes_KD, index_N, self.metric), weight_N)
+    def _record(self, error: float) -> None:
+        plan = self._plan()
+        self.radii_ = np.append(self.radii_, float(plan.width(torch.tensor(self.n_iter_))) / plan.width_per_radius)
+        super()._record(error)
+
+    def _finish(self, passes: Passes) -> None:
+        """What is measured of the codes: one more pass."""
+        labels: list[np.ndarray] | None = [] if passes.keeps_labels else None
+        errors = passes.added(Errors(self._codes(passes), self.metric, self.grid_, labels))
+        self.hits_ = errors["hits"].cpu().numpy()
+        self.quantization_error_ = float(errors["error"] / errors["weight"])
+        self.topographic_error_ = float(errors["apart"] / errors["weight"])
+        if labels is not None:
+            self.labels_ = np.concatenate(labels)
 
     # What the parameters mean
 
     def _check_parameters(self) -> None:
         check_choice("rule", self.rule, RULES)
         check_choice("neighborhood", self.neighborhood, NEIGHBORHOODS)
+        if self.engine != "local" and self.rule != "batch":
+            raise ValueError(f"engine={self.engine!r} is for rule='batch', but rule={self.rule!r}")
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("topology", self.topology, TOPOLOGIES)
         check_number("max_iter", self.max_iter, low=1, whole=True)
@@ -246,7 +270,7 @@ class SelfOrganizingMap(CodesEstimator):
         if self.shape is not None and self.n_codes is not None:
             raise ValueError(f"shape={self.shape!r} and n_codes={self.n_codes!r} were both given: give one of them")
 
-    def _grid(self, table: Table, weight_N: Tensor) -> Grid:
+    def _grid(self, passes: Passes) -> Grid:
         layout = {"topology": self.topology, "wrap": self.wrap}
         if self.shape is not None:
             sides = self.shape if isinstance(self.shape, (tuple, list)) else (self.shape,)
@@ -254,15 +278,15 @@ class SelfOrganizingMap(CodesEstimator):
         elif self.n_codes is not None:
             grid = Grid.balanced(int(self.n_codes), **layout)
         else:
-            side = max(2, round(math.sqrt(5 * math.sqrt(distinct_samples(table, weight_N)))))
+            side = max(2, round(math.sqrt(5 * math.sqrt(passes.distinct()))))
             # Rows that wrap must be even in number between hexagons.
             grid = Grid((side + side % 2 if self.topology == "hexagonal" else side, side), **layout)
-        needed = 6 * grid.size * table.dim * (8 if table.dtype == torch.float64 else 4)
-        memory = _memory(table.device)
+        needed = 6 * grid.size * passes.dim * (8 if passes.dtype == torch.float64 else 4)
+        memory = _memory(passes.device)
         if needed > memory:
             raise ValueError(
-                f"a map of shape {grid.shape} with {table.dim} features needs about {needed / 2**30:.1f} GiB, but "
-                f"{table.device} has {memory / 2**30:.1f}: use a smaller shape, fewer features, or float32 data"
+                f"a map of shape {grid.shape} with {passes.dim} features needs about {needed / 2**30:.1f} GiB, but "
+                f"{passes.device} has {memory / 2**30:.1f}: use a smaller shape, fewer features, or float32 data"
             )
         return grid
 
@@ -289,16 +313,6 @@ class SelfOrganizingMap(CodesEstimator):
         )  # fmt: skip
         return _Plan(Neighborhood(self.neighborhood, self.grid_, schedule=width), width, rate, factor)
 
-    @contextlib.contextmanager
-    def _bar(self) -> Iterator[Any]:
-        """A function to call after each pass with its error; it draws a bar where `verbose` asks for one."""
-        if not self.verbose:
-            yield lambda error: None
-            return
-        with Progress() as progress:
-            task = progress.add_task("fitting the map", total=self.max_iter)
-            yield lambda error: progress.update(task, advance=1, description=f"quantization error {error:.4g}")
-
     # Reading the map
 
     def measures(self, X: Any, sample_weight: Any = None) -> dict[str, float]:
@@ -307,32 +321,24 @@ class SelfOrganizingMap(CodesEstimator):
         quantization_error, topographic_error, distortion (at the last radius), topographic_product and
         neighborhood_preservation.
         """
-        table = self._fitted_table(X)
-        weight_N = self._weights(sample_weight, X, table)
+        passes = self._fitted_passes(X, sample_weight)
         with self._threads():
-            codes_KD = self._codes(table)
-            first_N, second_N = table.closest_two(codes_KD, self.metric).unbind(1)
-            distance_N = table.distance_to(codes_KD, first_N, self.metric)
-            apart_N = metrics.not_neighbors(first_N, second_N, self.grid_)
+            codes_KD = self._codes(passes)
+            told = passes.added(Errors(codes_KD, self.metric, self.grid_))
+            reach = Distortion(codes_KD, self.metric, self._plan().neighborhood, self.max_iter)
+            distortion = passes.added(reach)["distortion"]
             everywhere = torch.from_numpy(self.codes_).double()
-            total = 0.0
-            neighborhood = self._plan().neighborhood
-            for rows, distance_NK in table.distance_blocks(codes_KD, self.metric):
-                apart_NK = self.grid_.distance(first_N[rows, None].cpu(), torch.arange(self.grid_.size))
-                reach_NK = neighborhood.weight(apart_NK, self.max_iter).to(distance_NK)
-                total += float(weight_N[rows].double() @ (reach_NK * distance_NK.square()).sum(1))
         return {
-            "quantization_error": weighted_mean(distance_N, weight_N),
-            "topographic_error": weighted_mean(apart_N, weight_N),
-            "distortion": total / float(weight_N.double().sum()),
+            "quantization_error": float(told["error"] / told["weight"]),
+            "topographic_error": float(told["apart"] / told["weight"]),
+            "distortion": float(distortion / told["weight"]),
             "topographic_product": float(metrics.topographic_product(everywhere, self.grid_)),
             "neighborhood_preservation": float(metrics.neighborhood_preservation(everywhere, self.grid_)),
         }
 
     def places(self, X: Any) -> Any:
         """The place on the map of each sample's closest code, int64 [N, axes]."""
-        index_N = torch.from_numpy(self._closest(self._fitted_table(X)))
-        return like_input(self.grid_.coords(index_N), X)
+        return like_input(self.grid_.coords(self._closest(X).cpu()), X)
 
     def _repr_html_inner(self) -> str:
         from topovq.som.notebook import html

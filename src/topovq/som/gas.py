@@ -16,15 +16,18 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from topovq.neighborhood import Schedule
-from topovq.som.codes import CodesEstimator, check_number, distinct_samples, weighted_mean
+from topovq.som.batch import BatchEstimator
+from topovq.som.codes import check_number
 from topovq.som.learn import divided
+from topovq.som.passes import Passes, TablePasses
+from topovq.som.questions import Errors, Ranks
 from topovq.som.start import even_places, initial_codes
-from topovq.som.tables import Table
+from topovq.som.stats import Stats
 
 AXES = 4  # principal components over which the start spreads
 
 
-class NeuralGas(CodesEstimator):
+class NeuralGas(BatchEstimator):
     """Codes that learn by rank: the interface of `SelfOrganizingMap`, without a map.
 
     n_codes            None: 5 sqrt(N), and at most half as many as there are samples
@@ -37,8 +40,6 @@ class NeuralGas(CodesEstimator):
     """
 
     edges_: np.ndarray
-    n_iter_: int
-    _running: np.ndarray | None
 
     def __init__(
         self,
@@ -72,14 +73,9 @@ class NeuralGas(CodesEstimator):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the codes to X [N, D]: an array, a DataFrame, a sparse matrix or a tensor; NaN is a missing value."""
         self._check_parameters()
-        table = self._table(X, reset=True)
-        weight_N = self._weights(sample_weight, X, table)
+        passes = self._passes(X, sample_weight, reset=True)
         with self._threads():
-            codes_KD = self._start(table, weight_N)
-            while self.n_iter_ < self.max_iter and not self._converged():
-                stats_KC = self._statistics(table, weight_N, codes_KD)
-                codes_KD = divided(stats_KC, codes_KD)
-            self._finish(table, weight_N, codes_KD)
+            self._fit(passes)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -92,57 +88,46 @@ class NeuralGas(CodesEstimator):
         self._check_parameters()
         first = not hasattr(self, "codes_")
         table = self._table(X, reset=first)
-        weight_N = self._weights(sample_weight, X, table)
+        passes = TablePasses([table], [self._weights(sample_weight, X, table)])
         with self._threads():
-            codes_KD = self._start(table, weight_N) if first else self._codes(table)
+            if first:
+                self._begin(passes)
             beta = float(self._schedule(self.learning_rate, self.learning_rate_end)(torch.tensor(self.n_iter_)))
-            stats_KC = self._statistics(table, weight_N, codes_KD)
+            stats = passes.added(self._question(passes))
+            stats_KC = torch.cat([stats["sums"], stats["weights"]], 1)
             if self._running is not None:
                 stats_KC = torch.lerp(torch.from_numpy(self._running).to(stats_KC), stats_KC, beta)
             self._running = stats_KC.cpu().numpy()
-            self._finish(table, weight_N, divided(stats_KC, codes_KD))
+            self.codes_ = divided(stats_KC, self._codes(passes)).cpu().numpy()
+            self._record(float(stats["error"] / stats["weight"]))
+            self._finish(passes)
         return self
 
-    def _statistics(self, table: Table, weight_N: Tensor, codes_KD: Tensor) -> Tensor:
-        """Sums [K, D] and weights [K, D] of all samples, each by its rank for the code; one pass is counted."""
-        start = len(codes_KD) / 2 if self.range is None else float(self.range)
+    def _question(self, passes: Passes) -> Ranks:
+        """What the next pass asks: sums [K, D] and weights [K, D] of all samples, each by its rank for the code."""
+        count = len(self.codes_)
+        start = count / 2 if self.range is None else float(self.range)
         reach = float(self._schedule(max(start, self.range_end), self.range_end)(torch.tensor(self.n_iter_)))
-        h_K = torch.exp(-torch.arange(len(codes_KD), device=table.device, dtype=torch.float64) / reach).to(weight_N)
-        stats_KC = codes_KD.new_zeros(len(codes_KD), 2 * table.dim)
-        total = 0.0
-        for rows, distance_NK in table.distance_blocks(codes_KD, self.metric):
-            order_NK = distance_NK.argsort(dim=1, stable=True)
-            h_NK = torch.empty_like(distance_NK, dtype=table.dtype).scatter_(1, order_NK, h_K.expand(len(order_NK), -1))
-            h_NK *= weight_N[rows, None]
-            part = table.rows(rows)
-            x = torch.from_numpy(part.dense(slice(None))).to(table.device)
-            seen = ~x.isnan()
-            stats_KC += h_NK.T @ torch.cat([x.masked_fill(~seen, 0), seen.to(x.dtype)], 1)
-            total += float(weight_N[rows].double() @ distance_NK.amin(1))
-        self.quantization_errors_ = np.append(self.quantization_errors_, total / float(weight_N.double().sum()))
-        self.n_iter_ += 1
-        return stats_KC
+        h_K = torch.exp(-torch.arange(count, device=passes.device, dtype=torch.float64) / reach).to(passes.dtype)
+        return Ranks(self._codes(passes), self.metric, h_K)
 
-    def _start(self, table: Table, weight_N: Tensor) -> Tensor:
-        self._forget()
-        self._check_columns(table, weight_N)
-        self._running = None
-        self.n_iter_ = 0
-        self.quantization_errors_ = np.empty(0)
-        count = _default_codes(distinct_samples(table, weight_N)) if self.n_codes is None else int(self.n_codes)
-        places_KM = even_places(count, min(AXES, table.dim))
-        return initial_codes(self.init, table, weight_N, places_KM, check_random_state(self.random_state))
+    def _moved(self, stats: Stats, codes_KD: Tensor) -> Tensor:
+        return divided(torch.cat([stats["sums"], stats["weights"]], 1), codes_KD)
 
-    def _finish(self, table: Table, weight_N: Tensor, codes_KD: Tensor) -> None:
-        self.codes_ = codes_KD.cpu().numpy()
-        if len(codes_KD) == 1:
-            index_N, self.edges_ = table.closest(codes_KD, self.metric)[0], np.empty((0, 2), dtype=np.int64)
-        else:
-            both_N2 = table.closest_two(codes_KD, self.metric)
-            index_N = both_N2[:, 0]
-            self.edges_ = both_N2[weight_N > 0].sort(dim=1).values.unique(dim=0).cpu().numpy()
-        self.labels_ = index_N.cpu().numpy()
-        self.quantization_error_ = weighted_mean(table.distance_to(codes_KD, index_N, self.metric), weight_N)
+    def _first_codes(self, passes: Passes) -> Tensor:
+        count = _default_codes(passes.distinct()) if self.n_codes is None else int(self.n_codes)
+        places_KM = even_places(count, min(AXES, passes.dim))
+        return initial_codes(self.init, passes, places_KM, check_random_state(self.random_state))
+
+    def _finish(self, passes: Passes) -> None:
+        labels: list[np.ndarray] | None = [] if passes.keeps_labels else None
+        pairs: list[Tensor] = []
+        errors = passes.added(Errors(self._codes(passes), self.metric, labels=labels, pairs=pairs))
+        if labels is not None:
+            self.labels_ = np.concatenate(labels)
+        edges_E2 = torch.cat(pairs).unique(dim=0)
+        self.edges_ = edges_E2[edges_E2[:, 0] != edges_E2[:, 1]].numpy()
+        self.quantization_error_ = float(errors["error"] / errors["weight"])
 
     def _check_parameters(self) -> None:
         check_number("max_iter", self.max_iter, low=1, whole=True)

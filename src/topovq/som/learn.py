@@ -19,6 +19,7 @@ from torch import Tensor
 from topovq.grid import Grid
 from topovq.neighborhood import Neighborhood, Schedule
 from topovq.ops.smooth import smooth
+from topovq.som.stats import Stats
 from topovq.som.tables import Table
 
 
@@ -34,16 +35,12 @@ def divided(stats_KC: Tensor, codes_KD: Tensor) -> Tensor:
     dim = codes_KD.shape[1]
     sums_KD, weights = stats_KC[:, :dim], stats_KC[:, dim:]
     reached = weights > torch.finfo(weights.dtype).tiny * 1e8  # below, a quotient has lost its digits
-    return torch.where(reached, sums_KD / weights.where(reached, 1), codes_KD)
+    return torch.where(reached, sums_KD / weights.where(reached, 1), codes_KD).to(codes_KD.dtype)
 
 
-def batch(
-    table: Table, weight_N: Tensor, codes_KD: Tensor, neighborhood: Neighborhood, t: float, metric: str
-) -> tuple[Tensor, Tensor]:
-    """(new codes, distance [N] to the old ones) after one pass."""
-    index_N, distance_N = table.closest(codes_KD, metric)
-    stats_KC = table.statistics(index_N, weight_N, len(codes_KD))
-    return divided(smoothed(stats_KC, neighborhood, t), codes_KD), distance_N
+def batch(stats: Stats, codes_KD: Tensor, neighborhood: Neighborhood, t: float) -> Tensor:
+    """New codes after one pass, from what it said about the old ones."""
+    return divided(smoothed(torch.cat([stats["sums"], stats["weights"]], 1), neighborhood, t), codes_KD)
 
 
 def minibatch(
@@ -59,6 +56,7 @@ def minibatch(
 
 def first_average(codes_KD: Tensor, batch_weight: float, missing: bool) -> Tensor:
     """Running averages that agree with the codes, and weigh as much as one batch spread evenly over them."""
+    codes_KD = codes_KD.double()
     weights = codes_KD.new_full((len(codes_KD), codes_KD.shape[1] if missing else 1), batch_weight / len(codes_KD))
     return torch.cat([codes_KD * weights, weights], 1)
 

@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 
 from topovq.drawing import cells, frame
 from topovq.metrics import not_neighbors
+from topovq.som.passes import TablePasses
 from topovq.som.start import principal_axes
 from topovq.som.tables import DenseTable
 
@@ -60,16 +61,20 @@ def component_planes(som: SelfOrganizingMap, features: Any = None, cmap: str = "
     if not 1 <= len(columns) <= 64:
         raise ValueError(f"{len(columns)} component planes make no picture: choose 1 to 64 features with features=")
     axes = _small_multiples(len(columns), 2.4)
+    values_KD = som.codes_ * som.scale_ + som.mean_ if hasattr(som, "scale_") else som.codes_
     for column, ax in zip(columns, axes):
-        _cells(som, som.codes_[:, column], ax, cmap, title=str(names[column]))
+        _cells(som, values_KD[:, column], ax, cmap, title=str(names[column]))
     return axes
 
 
 def hit_map(som: SelfOrganizingMap, X: Any = None, ax: Axes | None = None, cmap: str = "Blues") -> Axes:
     """How many samples of X (default: those of the fit) each code is closest to."""
     _check_map(som)
-    index = som.labels_ if X is None else np.asarray(som.predict(X))
-    hits = np.bincount(index, minlength=som.grid_.size).astype(float)
+    if X is None and not hasattr(som, "labels_"):  # it was fitted to a table that was read
+        hits = som.hits_
+    else:
+        index = som.labels_ if X is None else np.asarray(som.predict(X))
+        hits = np.bincount(index, minlength=som.grid_.size).astype(float)
     texts = [f"{int(h)}" if h else "" for h in hits] if som.grid_.size <= 400 else None
     return _cells(som, hits, ax, cmap, title="samples per code", texts=texts)
 
@@ -122,7 +127,7 @@ def code_projection(som: SelfOrganizingMap, X: Any = None, ax: Axes | None = Non
     data = som.codes_ if X is None else som._fitted_table(X).dense(slice(None))
     data = np.where(np.isnan(data), np.nanmean(data, axis=0), data)
     table = DenseTable(torch.from_numpy(data).double())
-    plane, _ = principal_axes(table, torch.ones(table.n, dtype=torch.float64), 2)
+    plane, _ = principal_axes(TablePasses([table], [torch.ones(table.n, dtype=torch.float64)]), 2)
 
     def project(points: torch.Tensor) -> np.ndarray:
         flat = ((points.double() - plane.mean_D) @ plane.axes_MD.T).numpy()

@@ -14,6 +14,7 @@ Scores are made in blocks of rows, and the smallest is found by NumPy: torch.arg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from topovq.ops.accumulate import accumulate
 from topovq.ops.search import center_of, nearest, search_terms
 
 ROWS = 1024  # rows of a block of scores
+SCORES = 2**21  # of a block: more of them leave the cache before the smallest is found
 CUDA_ROWS = 2**20  # rows of a block on a GPU: each takes a few launches
 MOST_AXES = 256  # features up to which axes are looked for: that costs the cube of their number
 FARTHEST = 100  # times as far from their mean as half the codes are: axes are not looked for with codes beyond
@@ -45,6 +47,7 @@ class Table:
         raise NotImplementedError
 
     def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
+        """stats_KC, in float64: what blocks add up to does not depend on where they are cut."""
         raise NotImplementedError
 
     def rows(self, chosen: Tensor | slice) -> Table:
@@ -54,8 +57,23 @@ class Table:
         """These rows as a NumPy array, NaN where a value is missing."""
         raise NotImplementedError
 
+    def slices(self) -> Iterator[slice]:
+        """Rows that stay in the cache when they are dense, from the first to the last."""
+        return _slices(self.n, CUDA_ROWS if self.device.type == "cuda" else max(1, BLOCK // self.dim))
+
+    def totals(self, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums [D] of the values, each times the weight of its row, and of the weights of values that are there."""
+        sums_D, seen_D = (torch.zeros(self.dim, dtype=torch.float64, device=self.device) for _ in range(2))
+        for rows in self.slices():
+            x = torch.from_numpy(self.dense(rows)).to(self.device).double()
+            there = ~x.isnan()
+            sums_D += weight_N[rows].double() @ x.masked_fill(~there, 0)
+            seen_D += weight_N[rows].double() @ there.double()
+        return sums_D, seen_D
+
     def mean(self, weight_N: Tensor) -> Tensor:
-        raise NotImplementedError
+        sums_D, seen_D = self.totals(weight_N)
+        return (sums_D / seen_D).to(self.dtype)
 
     def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Dense blocks of x - mean, 0 where a value is missing."""
@@ -74,7 +92,7 @@ class Table:
     def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
         """The distance [N] of each vector to the code of its index, from differences: digit for digit."""
         distances = []
-        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+        for rows in self.slices():
             x = torch.from_numpy(self.dense(rows)).to(self.device)
             missing = x.isnan()
             w = codes_KD[index_N[rows]].masked_fill(missing, 0)
@@ -128,27 +146,19 @@ class DenseTable(Table):
         self._square_N: Tensor | None = None
 
     def closest(self, codes_KD: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-        if self.x_ND.is_cuda:
-            index_N = nearest(self.x_ND, codes_KD, metric)
-            return index_N, self.distance_to(codes_KD, index_N, metric)
         axes_DR = self._few_axes(codes_KD) if metric == "euclidean" else None
+        if self.x_ND.is_cuda:
+            if axes_DR is None or axes_DR.shape[1] > self.dim / 2:  # its tiles are powers of two wide
+                index_N = nearest(self.x_ND, codes_KD, metric)
+            else:
+                center_D = codes_KD.mean(0)
+                index_N = nearest((self.x_ND - center_D) @ axes_DR, (codes_KD - center_D) @ axes_DR)
+            return index_N, self.distance_to(codes_KD, index_N, metric)
         return super().closest(codes_KD, metric) if axes_DR is None else self._closest_along(codes_KD, axes_DR)
 
     def _few_axes(self, codes_KD: Tensor) -> Tensor | None:
-        """Orthonormal axes [D, R] of a subspace that holds the codes to within float32's rounding, where R is small.
-
-        While the neighborhood is wide the codes are smooth over the map, and few axes hold them: a plane at the start.
-        """
         cheap = len(codes_KD) >= self.dim and self.n >= 8 * self.dim and self.dim <= MOST_AXES
-        if self.dtype != torch.float32 or not cheap:
-            return None
-        w_KD = (codes_KD - codes_KD.mean(0)).double()
-        size_K = w_KD.norm(dim=1)
-        if center_of(codes_KD).any() or float(size_K.amax()) > FARTHEST * float(size_K.median()):
-            return None  # far from the origin, or beside codes that are, squares of distances would lose their digits
-        values_D, vectors_DD = torch.linalg.eigh(w_KD.T @ w_KD)
-        rank = max(1, int((values_D > FLAT**2 * values_D[-1]).sum()))
-        return vectors_DD[:, -rank:].float() if rank <= 0.6 * self.dim else None
+        return few_axes(codes_KD) if cheap and self.dtype == torch.float32 else None
 
     def _closest_along(self, codes_KD: Tensor, axes_DR: Tensor) -> tuple[Tensor, Tensor]:
         """`closest` for codes of that subspace: what of a vector is off it is as far from all codes."""
@@ -179,8 +189,9 @@ class DenseTable(Table):
         center_D, w_KD, bias_K = search_terms(codes_KD, metric, self.dtype)
         far = bool(center_D.any())  # else moving every block would be a pass over the data for nothing
         w_DK = -w_KD.T.contiguous()
-        buffer = w_KD.new_empty(min(ROWS, self.n), len(w_KD))
-        for rows in _slices(self.n, ROWS):
+        size = max(64, min(ROWS, SCORES // len(w_KD)))
+        buffer = w_KD.new_empty(min(size, self.n), len(w_KD))
+        for rows in _slices(self.n, size):
             x = self.x_ND[rows]
             if far:
                 x = x - center_D
@@ -200,11 +211,11 @@ class DenseTable(Table):
 
     def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
         if self.x_ND.is_cuda:
-            sums_KD = self.x_ND.new_zeros(num_codes, self.dim)
+            sums_KD = torch.zeros(num_codes, self.dim, dtype=torch.float64, device=self.device)
             for x, weight, index in zip(*(part.split(CUDA_ROWS) for part in (self.x_ND, weight_N, index_N))):
                 sums_KD += accumulate(x * weight[:, None], index, num_codes)[0]
         else:
-            sums_KD = torch.from_numpy(_members(index_N, weight_N, num_codes) @ self.x_ND.numpy())
+            sums_KD = torch.from_numpy(_members(index_N, weight_N.double(), num_codes) @ self.x_ND.numpy())
         return torch.cat([sums_KD, _totals(index_N, weight_N, num_codes)[:, None]], 1)
 
     def rows(self, chosen: Tensor | slice) -> DenseTable:
@@ -213,11 +224,14 @@ class DenseTable(Table):
     def dense(self, chosen: slice | np.ndarray) -> np.ndarray:
         return self.x_ND[chosen].cpu().numpy()
 
-    def mean(self, weight_N: Tensor) -> Tensor:
-        return weight_N @ self.x_ND / weight_N.sum()
+    def totals(self, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+        sums_D = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
+        for rows in self.slices():
+            sums_D += weight_N[rows].double() @ self.x_ND[rows].double()
+        return sums_D, weight_N.double().sum().expand(self.dim)
 
     def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+        for rows in self.slices():
             yield rows, self.x_ND[rows] - mean_D
 
     def double(self) -> DenseTable:
@@ -263,11 +277,8 @@ class MissingTable(Table):
     def dense(self, chosen: slice | np.ndarray) -> np.ndarray:
         return self.x_ND[chosen].cpu().numpy()
 
-    def mean(self, weight_N: Tensor) -> Tensor:
-        return weight_N @ self.filled_ND / (weight_N @ self.seen_ND.to(self.dtype))
-
     def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+        for rows in self.slices():
             yield rows, (self.filled_ND[rows] - mean_D) * self.seen_ND[rows]
 
     def double(self) -> MissingTable:
@@ -312,7 +323,7 @@ class SparseTable(Table):
         return torch.from_numpy(distance_N).to(self.dtype)
 
     def statistics(self, index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
-        sums_KD = torch.from_numpy((_members(index_N, weight_N, num_codes) @ self.x_ND).toarray())
+        sums_KD = torch.from_numpy((_members(index_N, weight_N.double(), num_codes) @ self.x_ND).toarray())
         return torch.cat([sums_KD, _totals(index_N, weight_N, num_codes)[:, None]], 1)
 
     def rows(self, chosen: Tensor | slice) -> SparseTable:
@@ -321,15 +332,31 @@ class SparseTable(Table):
     def dense(self, chosen: slice | np.ndarray) -> np.ndarray:
         return self.x_ND[chosen].toarray()
 
-    def mean(self, weight_N: Tensor) -> Tensor:
-        return torch.from_numpy(self.x_ND.T @ weight_N.numpy()) / weight_N.sum()
+    def totals(self, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+        weight_N = weight_N.double()
+        return torch.from_numpy(self.x_ND.T @ weight_N.numpy()), weight_N.sum().expand(self.dim)
 
     def centered_blocks(self, mean_D: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        for rows in _slices(self.n, max(1, BLOCK // self.dim)):
+        for rows in self.slices():
             yield rows, torch.from_numpy(self.dense(rows)) - mean_D
 
     def double(self) -> SparseTable:
         return self if self.dtype == torch.float64 else SparseTable(self.x_ND.astype(np.float64))
+
+
+@lru_cache(maxsize=2)  # by the tensor itself: all blocks of a pass have the same codes
+def few_axes(codes_KD: Tensor) -> Tensor | None:
+    """Orthonormal axes [D, R] of a subspace that holds the codes to within float32's rounding, where R is small.
+
+    While the neighborhood is wide the codes are smooth over the map, and few axes hold them: a plane at the start.
+    """
+    w_KD = (codes_KD - codes_KD.mean(0)).double()
+    size_K = w_KD.norm(dim=1)
+    if center_of(codes_KD).any() or float(size_K.amax()) > FARTHEST * float(size_K.median()):
+        return None  # far from the origin, or beside codes that are, squares of distances would lose their digits
+    values_D, vectors_DD = torch.linalg.eigh(w_KD.T @ w_KD)
+    rank = max(1, int((values_D > FLAT**2 * values_D[-1]).sum()))
+    return vectors_DD[:, -rank:].float() if rank <= 0.6 * codes_KD.shape[1] else None
 
 
 def pair_distance(x_ND: Tensor, w_ND: Tensor, metric: str) -> Tensor:
@@ -360,4 +387,4 @@ def _members(index_N: Tensor, weight_N: Tensor, num_codes: int) -> Any:
 
 
 def _totals(index_N: Tensor, weight_N: Tensor, num_codes: int) -> Tensor:
-    return torch.bincount(index_N, weight_N.double(), minlength=num_codes).to(weight_N.dtype)
+    return torch.bincount(index_N, weight_N.double(), minlength=num_codes)
