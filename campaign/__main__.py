@@ -24,7 +24,7 @@ from campaign.kills import attack_commands
 from campaign.outcomes import Row, write_table
 from campaign.ranks import attack_ranks
 
-# Of 10,000 cases: 10,000 files, 100 kills (50 of each command), 5,000 requests, 20 worlds of 2 and of 4 ranks
+# Of 10,000 cases: 10,000 files, 150 kills (50 of each command), 5,000 requests, 20 worlds of 2 and of 4 ranks
 PARTS: dict[str, Callable[[int, int, Path], Iterator[Row]]] = {
     "files": attack_files,
     "kills": lambda cases, seed, folder: attack_commands(max(1, cases // 200), seed, folder),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -12,10 +14,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
 from campaign import sound
 from campaign.apart import Ended, apart, end_of, must, start
 from campaign.outcomes import Row
 from campaign.targets import digest, encode, enter, tokens_of
+from topovq.cli import main
 
 STEPS = 24
 
@@ -34,14 +41,25 @@ def train() -> None:
     sound.trained("killed", steps=STEPS, resume=True)
 
 
+def train_prior() -> None:
+    sound.prior("killed-prior", steps=STEPS, resume=True)
+
+
 def encode_many() -> None:
     encode("run", "many")
+
+
+def map_table() -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["map", "table.parquet", "--grid", "8x8", "--device", "cpu", "--force", "-o", "map"])
 
 
 # A command that writes files has its place here.
 VICTIMS = (
     Victim("train", train, lambda: digest(Path("killed/model.safetensors")), "killed"),
+    Victim("prior", train_prior, lambda: digest(Path("killed-prior/model.safetensors")), "killed-prior"),
     Victim("encode", encode_many, lambda: tokens_of("out.npz"), "out.npz"),
+    Victim("map", map_table, lambda: digest(Path("map/map.safetensors")), "map"),
 )
 
 
@@ -55,6 +73,8 @@ def make(folder: Path) -> None:
     sound.trained("run")
     for number in range(400):
         sound.picture(number).save(f"many/{number:03}.png")
+    column = np.random.default_rng(0).random(100_000)
+    parquet.write_table(pyarrow.table({"a": column, "b": np.cos(9 * column)}), "table.parquet")
 
 
 def attack_commands(kills: int, seed: int, folder: Path) -> Iterator[Row]:

@@ -4,7 +4,8 @@ images/             four kinds of image file
 run/                a finished run, and `unfinished/`, the same one as a kill after step 4 of 6 leaves it
 *-before/           the same two without manifests, as 0.2 wrote them
 shards/, cache/     a tar file, and the index of it that is kept
-tokens.parquet, tokens.npz, map.safetensors, quantizer/
+prior/              a finished prior of the run, and `unfinished-prior/`, the same one after step 4 of 6
+tokens.parquet, tokens.npz, tokens.tvq, map.safetensors, quantizer/
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from PIL import Image
 
 from topovq import KohonenVQ, SelfOrganizingMap
 from topovq.cli import main
+from topovq.prior.fitting import fit
+from topovq.prior.settings import PriorConfig
 from topovq.tokenizer.training import RunResult, TrainConfig, train
 
 STEPS, SIZE = 6, 16
@@ -54,6 +57,12 @@ def trained(out: str, **changes: Any) -> RunResult:
     return train(training(out, **changes), quiet=True)
 
 
+def prior(out: str, **changes: Any) -> RunResult:
+    sizes = {"dim": 16, "layers": 1, "heads": 2, "steps": STEPS, "batch_size": 4, "validate_every": 2}
+    fixed = {"out": Path(out), "device": "cpu", "compile": False, "keep_checkpoints": 3}
+    return fit(PriorConfig("run", **{**sizes, **fixed, **changes}), quiet=True)
+
+
 def vectors() -> np.ndarray:
     return np.random.default_rng(5).normal(size=(60, 3)).astype(np.float32)
 
@@ -77,12 +86,16 @@ def make(folder: Path) -> None:
             tar.addfile(_member(path.name, path.stat().st_size), io.BytesIO(path.read_bytes()))
     trained("run")
     _unfinish(Path(shutil.copytree("run", "unfinished")))
+    prior("prior")
+    _unfinish(Path(shutil.copytree("prior", "unfinished-prior")))
     for name in ("run", "unfinished"):
         before = Path(shutil.copytree(name, f"{name}-before"))
         for manifest in before.rglob("manifest.json"):
             manifest.unlink()
     for kind in ("parquet", "npz"):
         main(["encode", "run", "images", "-o", f"tokens.{kind}", "--workers", "0", "--device", "cpu"])
+    coded = ["--compress", "prior"]
+    main(["encode", "run", "images", "-o", "tokens.tvq", *coded, "--workers", "0", "--device", "cpu"])
     main(["encode", "run", "shards", "-o", "cache/tokens.npz", "--workers", "0", "--device", "cpu"])  # makes the index
     SelfOrganizingMap((3, 4), random_state=0).fit(vectors()).save("map.safetensors")
     torch.manual_seed(0)

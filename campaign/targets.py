@@ -21,7 +21,7 @@ from PIL import Image
 
 from campaign import mutate
 from campaign.mutate import Mutation
-from campaign.sound import SIZE, trained, vectors
+from campaign.sound import SIZE, prior, trained, vectors
 from topovq import KohonenVQ, SelfOrganizingMap
 from topovq.cli import main
 from topovq.exits import one_line_errors
@@ -93,8 +93,8 @@ def info(run: str) -> Any:
     return printed("info", run, "--json")
 
 
-def decode(tokens: str) -> dict[str, str]:
-    main(["decode", "run", tokens, "-o", "decoded", "--device", "cpu"])
+def decode(tokens: str, *words: str) -> dict[str, str]:
+    main(["decode", "run", tokens, "-o", "decoded", "--device", "cpu", *words])
     return {path.name: digest(path) for path in sorted(Path("decoded").rglob("*.png"))}
 
 
@@ -104,6 +104,19 @@ def resume(run: str) -> str:
     with one_line_errors("topovq"):
         trained(run, resume=True)
     return digest(Path(run) / "model.safetensors")
+
+
+def draw() -> dict[str, str]:
+    """The images that the prior draws."""
+    main(["sample", "prior", "-n", "4", "-o", "drawn", "--run", "run", "--device", "cpu", "--force"])
+    return {path.name: digest(path) for path in sorted(Path("drawn").rglob("*.png"))}
+
+
+def resume_prior() -> str:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    with one_line_errors("topovq"):
+        prior("unfinished-prior", resume=True)
+    return digest(Path("unfinished-prior/model.safetensors"))
 
 
 def use_map() -> bytes:
@@ -224,6 +237,16 @@ def all_targets(sound: Path) -> list[Target]:
             "config",
         ),
         Target("checkpoint", (f"{state[0]}/state.pt", *saved(state[0])), (lambda: resume("unfinished"),), {}, "state"),
+        Target("prior", (*saved("prior"), "prior/config.json"), (draw,), hostile="weights"),
+        Target(
+            "prior's checkpoint",
+            (
+                f"unfinished-prior/{checkpoint}/state.pt",
+                *saved(f"unfinished-prior/{checkpoint}"),
+                "unfinished-prior/tokens.safetensors",
+            ),
+            (resume_prior,),
+        ),
         Target(
             "record",
             ("unfinished/record.jsonl",),
@@ -239,6 +262,7 @@ def all_targets(sound: Path) -> list[Target]:
             {"an array's header": mutate.npy_header, "a bomb": mutate.zip_bomb},
             "npz",
         ),
+        Target("coded tokens", ("tokens.tvq",), (lambda: decode("tokens.tvq", "--prior", "prior"),)),
         Target(
             "images",
             tuple(f"images/{path.name}" for path in sorted((sound / "images").iterdir())),

@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[1]
 def test_a_slice_of_it_ends_well(tmp_path: Path) -> None:
     """In a process that has computed nothing yet, since it forks."""
     table = tmp_path / "campaign.csv"
-    command = [sys.executable, "-m", "campaign", "--cases", "14", "--seed", "7", "--out", str(table)]
+    command = [sys.executable, "-m", "campaign", "--cases", "17", "--seed", "7", "--out", str(table)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     with open(table, newline="") as file:
         rows = {(row["part"], row["format"]): row for row in csv.DictReader(file)}
-    assert Counter(part for part, _ in rows) == {"files": 14, "kills": 2, "ranks": 2, "requests": 3}
+    assert Counter(part for part, _ in rows) == {"files": 17, "kills": 4, "ranks": 2, "requests": 3}
     for row in rows.values():
         assert int(row["right"]) + int(row["refused"]) == int(row["cases"]) > 0
     assert rows["requests", "normal clients"]["refused"] == "0"

@@ -116,7 +116,22 @@ def run_main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "encode", "decode", "info", "runs", "data", "demo", "report", "explore"]
+    "command",
+    [
+        "train",
+        "evaluate",
+        "encode",
+        "decode",
+        "prior",
+        "sample",
+        "complete",
+        "info",
+        "runs",
+        "data",
+        "demo",
+        "report",
+        "explore",
+    ],
 )
 def test_help_is_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")

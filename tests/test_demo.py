@@ -11,6 +11,7 @@ from PIL import Image
 
 from topovq import KohonenVQ
 from topovq.demo import demo, demo_config
+from topovq.demo_generate import demo_generate
 from topovq.tokenizer.models import VQVAE
 from topovq.view.pictures import codebook_map, film, pixel_error, shifted
 
@@ -88,3 +89,18 @@ def test_films_and_errors_by_hand() -> None:
     strip = film(torch.cat([black, white]))
     assert strip.shape == (2, 4, 3)
     assert strip[0, :, 0].tolist() == [0, 0, 255, 255]
+
+
+def test_the_demo_that_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prior").mkdir()
+    (tmp_path / "prior" / "record.jsonl").write_text('{"event": "config"}\n')  # an earlier demo's
+    picture = demo_generate(tmp_path, steps=3)
+    with Image.open(picture) as image:
+        assert min(image.size) > 400
+    with Image.open(tmp_path / "samples.png") as image:
+        assert image.size == (10 * 18 + 2, 8 * 18 + 2)
+    assert len(list((tmp_path / "digits").rglob("*.png"))) == 1_797
+    assert len(list((tmp_path / "digits" / "val").iterdir())) == 10
+    said = capsys.readouterr().out
+    assert re.search(r"bits of an image: \d+ with the prior, 144 as plain tokens", said)
+    assert f"explore {tmp_path / 'tokenizer'} --prior {tmp_path / 'prior'}" in said.replace("\n", "")

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import logging
-import re
-import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -23,7 +17,10 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 import topovq
-from topovq.exits import leads, one_line_errors, say
+from topovq.commands.maps import Map, Place
+from topovq.commands.prior import Complete, Prior, Sample
+from topovq.commands.tokenize import Decode, Encode, OnRun
+from topovq.exits import leads, lines_that_fit, one_line_errors, say
 from topovq.storage import refuse_to_overwrite
 from topovq.tokenizer.data import SOURCES
 from topovq.tokenizer.models import check_name
@@ -47,9 +44,15 @@ DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and u
   topovq evaluate runs/a              its figures on the validation images
   topovq encode runs/a MY_IMAGES -o tokens.parquet
   topovq decode runs/a tokens.parquet -o decoded/
+  topovq prior runs/a --out runs/p    learn which tokens go together
+  topovq sample runs/p -o samples     new images, drawn token by token
+  topovq complete runs/p IMAGE        keep the upper half, draw the rest
+  topovq map TABLE.parquet --grid 32x32 -o MAP      a map of a table, of any size
+  topovq place MAP TABLE.parquet -o places.parquet  where its rows lie on it
   topovq --version
 
 Several GPUs: torchrun --nproc-per-node 8 -m topovq train ...
+Several machines: topovq encode ... --engine ray --address HOST:6379
 
 Tab completion: topovq --tyro-print-completion bash (or zsh, tcsh)"""
 
@@ -134,18 +137,6 @@ class Train(TrainConfig):
 
 
 @dataclass(kw_only=True)
-class OnRun:
-    """What commands that use a run's model have in common."""
-
-    run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """Folder of the run."""
-    batch_size: int = 256
-    """Images at a time; has no effect on the result."""
-    device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
-
-
-@dataclass(kw_only=True)
 class Evaluate(OnRun):
     """Print a run's figures on validation images as JSON: loss, psnr, perplexity, usage."""
 
@@ -158,56 +149,6 @@ class Evaluate(OnRun):
         figures = evaluate_run(self.run, self.data, self.data_path, self.batch_size, self.device)
         if leads():
             print(dumps(finite(figures), indent=2))
-
-
-@dataclass(kw_only=True)
-class Encode(OnRun):
-    """Write the tokens of images to a .parquet or .npz file, any number of them, a few batches in memory at a time."""
-
-    images: Annotated[Positional[Path], arg(metavar="IMAGES")]
-    """A folder of images (at any depth), one image, or tar shards: a folder or a pattern such as 'val-*.tar'."""
-    out: Annotated[Path, arg(aliases=["-o"])]
-    """The token file; under torchrun each process writes a shard of it."""
-    force: bool = False
-    """Overwrite a token file that is there."""
-    workers: int | None = None
-    """Processes that decode images; one per core by default."""
-
-    def __call__(self) -> None:
-        from topovq.tokenizer.tokens import encode
-
-        done = encode(
-            self.run,
-            self.images,
-            self.out,
-            batch_size=self.batch_size,
-            device=self.device,
-            workers=self.workers,
-            force=self.force,
-            progress=True,
-        )
-        for name, reason in done.skipped.items():
-            say(f"skipped {name}: {reason}")
-        say(f"{images(done.images)} encoded to {done.path}" + f", {len(done.skipped):,} skipped" * bool(done.skipped))
-
-
-@dataclass(kw_only=True)
-class Decode(OnRun):
-    """Write the images that tokens stand for, as PNG files."""
-
-    tokens: Annotated[Positional[Path], arg(metavar="TOKENS")]
-    """A file that `topovq encode` wrote."""
-    out: Annotated[Path, arg(aliases=["-o"])]
-    """Folder for the images."""
-    force: bool = False
-    """Decode tokens that another model wrote, and overwrite images that are there."""
-
-    def __call__(self) -> None:
-        from topovq.tokenizer.tokens import decode
-
-        how: dict[str, Any] = {"batch_size": self.batch_size, "device": self.device, "force": self.force}
-        done = decode(self.run, self.tokens, self.out, **how, progress=True)
-        say(f"{images(done)} decoded to {self.out}")
 
 
 @dataclass
@@ -267,13 +208,16 @@ class Demo:
     """Folder for the two runs and the page."""
     steps: int = 600
     """Training steps of each model."""
+    generate: bool = False
+    """Another demo, of about a minute: a tokenizer and a prior of handwritten digits, and new digits that they draw."""
     quick: bool = False
     """10 steps instead, in seconds: to see that everything works, not what the models learn."""
 
     def __call__(self) -> None:
         from topovq.demo import demo
+        from topovq.demo_generate import demo_generate
 
-        demo(self.out, 10 if self.quick else self.steps)
+        (demo_generate if self.generate else demo)(self.out, 10 if self.quick else self.steps)
 
 
 @dataclass
@@ -308,11 +252,13 @@ class Explore:
     """Address to listen at; the default is reached from this machine alone, others want a token."""
     follow: bool = False
     """Show how the map unfolds instead, while it trains or afterwards: best of a run with `train --snapshots 60`."""
+    prior: Annotated[Path | None, arg(metavar="PRIOR")] = None
+    """A prior of the first run: the page Generate draws new images, and completes others where you paint them out."""
 
     def __call__(self) -> None:
         from topovq.view.explorer import explore
 
-        explore(self.runs, self.port, self.images, self.host, self.follow)
+        explore(self.runs, self.port, self.images, self.host, self.follow, self.prior)
 
 
 @dataclass
@@ -335,11 +281,10 @@ class Film:
         say(f"The film: {write_film(self.run, self.out, which=self.map).resolve()}")
 
 
-COMMANDS = (Train, Evaluate, Encode, Decode, Info, Runs, Data, Demo, Report, Explore, Film)
-
-
-def images(number: int) -> str:
-    return f"{number:,} image" + "s" * (number != 1)
+COMMANDS = (
+    *(Train, Evaluate, Encode, Decode, Prior, Sample, Complete, Map, Place),
+    *(Info, Runs, Data, Demo, Report, Explore, Film),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -372,28 +317,3 @@ def parse(arguments: Sequence[str] | None) -> Callable[[], None]:
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         )
     return command
-
-
-@contextlib.contextmanager
-def lines_that_fit(commands: Iterable[str]) -> Iterator[None]:
-    """Have lines of the help end between words: tyro wraps those in boxes alone. The first names no commands."""
-
-    class Help(io.StringIO):
-        encoding = sys.stdout.encoding  # which decides how boxes are drawn
-
-        def isatty(self) -> bool:
-            return stdout.isatty()
-
-    stdout, text = sys.stdout, Help()
-    try:
-        with contextlib.redirect_stdout(text):
-            yield
-    finally:
-        printed = text.getvalue().replace(f"{{{','.join(commands)}}}", "COMMAND", 1)
-        usage, boxes, rest = printed.partition("\n╭" if "\n╭" in printed else "\n -")
-        if usage.startswith(("usage", "\x1b")):
-            width = shutil.get_terminal_size().columns
-            plain = [(line, re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in usage.split("\n")]
-            fill = partial(textwrap.fill, width=width, break_on_hyphens=False)
-            usage = "\n".join(line if len(bare) <= width else fill(bare) for line, bare in plain)
-        stdout.write(usage + boxes + rest)

@@ -1,12 +1,17 @@
-"""How a command speaks and how it ends: one line for a mistake, exit codes, signals."""
+"""How a command speaks and how it ends: the help, one line for a mistake, exit codes, signals."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
+from functools import partial
 from types import FrameType
 
 from rich.console import Console
@@ -71,3 +76,28 @@ def one_line_errors(program: str) -> Iterator[None]:
     except (OSError, CheckpointError, Diverged) as error:
         complain(f"{program}: {error}")
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def lines_that_fit(commands: Iterable[str]) -> Iterator[None]:
+    """Have lines of the help end between words: tyro wraps those in boxes alone. The first names no commands."""
+
+    class Help(io.StringIO):
+        encoding = sys.stdout.encoding  # which decides how boxes are drawn
+
+        def isatty(self) -> bool:
+            return stdout.isatty()
+
+    stdout, text = sys.stdout, Help()
+    try:
+        with contextlib.redirect_stdout(text):
+            yield
+    finally:
+        printed = text.getvalue().replace(f"{{{','.join(commands)}}}", "COMMAND", 1)
+        usage, boxes, rest = printed.partition("\n╭" if "\n╭" in printed else "\n -")
+        if usage.startswith(("usage", "\x1b")):
+            width = shutil.get_terminal_size().columns
+            plain = [(line, re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in usage.split("\n")]
+            fill = partial(textwrap.fill, width=width, break_on_hyphens=False)
+            usage = "\n".join(line if len(bare) <= width else fill(bare) for line, bare in plain)
+        stdout.write(usage + boxes + rest)

@@ -100,12 +100,23 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink()
 
 
+def remove_leftovers_of(paths: Sequence[Path]) -> None:
+    """Remove what interrupted writes of `paths`, all in one folder and whole by now, left there on any machine."""
+    names = {f".{path.name}" for path in paths}
+    for path in paths[0].parent.glob(".*.tmp"):
+        if path.name.removesuffix(".tmp").rpartition(".")[0] in names:
+            path.unlink(missing_ok=True)
+
+
 def remove_abandoned(folder: Path) -> None:
     """Remove what dead processes of this machine left half-written in `folder`, where others may be writing."""
     for path in folder.glob(f".*.{_machine()}-*.tmp"):
         number = path.name.removesuffix(".tmp").rpartition("-")[2]
-        if number.isdecimal() and path.is_file() and not _runs(int(number)):
-            path.unlink(missing_ok=True)
+        if number.isdecimal() and not _runs(int(number)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _runs(process: int) -> bool:

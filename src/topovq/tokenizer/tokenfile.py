@@ -3,7 +3,8 @@
 Parquet has one row an image: `image` (its name) and `tokens` (the codes' numbers, row by row), or `tokens_0` (the
 coarsest level), `tokens_1`, ... of a model with levels; the schema's metadata `topovq` holds the shapes and the id of
 the model. An npz holds the same columns as arrays: `image` [N] and `tokens` [N, h, w]; the id is in the comment of the
-archive. The id is the SHA-256 of the model's weights (`storage.model_id`); older files have none.
+archive. The id is the SHA-256 of the model's weights (`storage.model_id`); older files have none. Tokens coded by a
+prior are a third form, .tvq (`token_coded`).
 
 Pages of Parquet and members of an npz have checksums. What a file says of its sizes is compared with itself before
 memory is taken for it, and whatever does not agree is refused with the file's name.
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from topovq.missing import MissingExtra
 from topovq.storage import DamagedFile, atomic_file, remove_abandoned
+from topovq.tokenizer.token_coded import SUFFIX, CodedWriter, Coder, coded_header, read_coded
 from topovq.tokenizer.token_npz import Batch, NpzWriter, column_names, npz_model, read_npz
 from topovq.tokenizer.token_parquet import ParquetWriter, parquet_model, read_parquet
 
@@ -34,19 +36,27 @@ class TokenWriter(Protocol):
 
 @contextlib.contextmanager
 def open_writer(
-    path: Path, shapes: Sequence[tuple[int, ...]], codebook_size: int, model: str | None = None
+    path: Path,
+    shapes: Sequence[tuple[int, ...]],
+    codebook_size: int,
+    model: str | None = None,
+    coder: Coder | None = None,
 ) -> Iterator[TokenWriter]:
     """`with open_writer(path, shapes, codebook_size) as writer:` the file is there, whole, when the block ends well.
 
-    `model` is the id of the model whose tokens they are.
+    `model` is the id of the model whose tokens they are, `coder` the prior that codes them (.tvq).
     """
-    check_suffix(path)
+    check_suffix(path, coder)
     columns = column_names(len(shapes))
     dtype = np.dtype(np.uint16 if codebook_size <= 1 << 16 else np.int32)
     make = ParquetWriter if path.suffix == ".parquet" else NpzWriter
     remove_abandoned(path.parent)
     with atomic_file(path) as temporary:
-        writer = make(temporary, columns, [tuple(shape) for shape in shapes], dtype, model)
+        writer: CodedWriter | ParquetWriter | NpzWriter
+        if coder is not None:
+            writer = CodedWriter(temporary, shapes, model, coder)
+        else:
+            writer = make(temporary, columns, [tuple(shape) for shape in shapes], dtype, model)
         try:
             yield writer
         except BaseException:
@@ -55,14 +65,20 @@ def open_writer(
         writer.close(finish=True)
 
 
-def read_tokens(path: Path, batch_size: int) -> Iterator[Batch]:
-    """The (names, levels of int64 [B, h, w]) of a token file, `batch_size` images at a time, or fewer large ones."""
-    check_file(path)
+def read_tokens(path: Path, batch_size: int, coder: Coder | None = None) -> Iterator[Batch]:
+    """The (names, levels of int64 [B, h, w]) of a token file, `batch_size` images at a time, or fewer large ones; of a
+    coded one as many as its `coder` takes."""
+    check_file(path, coder)
+    if coder is not None:
+        return _named(path, read_coded(path, coder))
     return _named(path, (read_parquet if path.suffix == ".parquet" else read_npz)(path, batch_size))
 
 
 def model_of(path: Path) -> str | None:
     """The id of the model whose tokens the file holds; None where it does not say."""
+    if path.suffix == SUFFIX:
+        with _naming(path):
+            return coded_header(path)["model"]
     check_file(path)
     with _naming(path):
         return parquet_model(path) if path.suffix == ".parquet" else npz_model(path)
@@ -91,18 +107,22 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, error: BaseException) -> str:
-    kind = "Parquet" if path.suffix == ".parquet" else "npz"
+    kind = {".parquet": "Parquet", SUFFIX: "coded token"}.get(path.suffix, "npz")
     return f"{path} is damaged or no {kind} file: {' '.join(str(error).split()) or type(error).__name__}"
 
 
-def check_file(path: Path) -> None:
-    check_suffix(path)
+def check_file(path: Path, coder: Coder | None = None) -> None:
+    check_suffix(path, coder)
     if not path.is_file():  # a named pipe would be waited at for ever
         raise FileNotFoundError(f"there is no token file at {path}")
 
 
-def check_suffix(path: Path) -> None:
-    if path.suffix not in (".parquet", ".npz"):
+def check_suffix(path: Path, coder: Coder | None = None) -> None:
+    if coder is not None and path.suffix != SUFFIX:
+        raise ValueError(f"{str(path)!r} must end in {SUFFIX}: it is coded by a prior")
+    if coder is None and path.suffix == SUFFIX:
+        raise ValueError(f"{str(path)!r} is coded by a prior: name that one (encode --compress, decode --prior)")
+    if coder is None and path.suffix not in (".parquet", ".npz"):
         raise ValueError(f"{str(path)!r} must end in .parquet or .npz")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -18,8 +21,17 @@ from topovq.storage import model_id, refuse_to_overwrite, remove_abandoned, writ
 from topovq.tokenizer.data import find_images
 from topovq.tokenizer.data.loader import Records, reason_not_decoded
 from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
-from topovq.tokenizer.models import as_levels, codes_of, load_pretrained
-from topovq.tokenizer.tokenfile import check_suffix, model_of, open_writer, read_tokens, shard_path, token_files
+from topovq.tokenizer.models import Tokenizer, as_levels, codes_of, load_pretrained
+from topovq.tokenizer.token_coded import Coder
+from topovq.tokenizer.tokenfile import (
+    TokenWriter,
+    check_suffix,
+    model_of,
+    open_writer,
+    read_tokens,
+    shard_path,
+    token_files,
+)
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.runs import model_folder
 
@@ -43,8 +55,13 @@ def encode(
     workers: int | None = None,
     force: bool = False,
     progress: bool = False,
+    coder: Coder | None = None,
 ) -> Encoded:
-    """Write the tokens of `images` (a folder, at any depth; one image; or tar shards) to `out` (.parquet or .npz).
+    """Write the tokens of `images` to `out` (.parquet or .npz).
+
+    The images are a folder, at any depth; tar shards; Parquet files with a column of bytes; or one image.
+
+    With a `coder` (`topovq.prior.coding`) they are coded by a prior's probabilities, and `out` ends in .tvq.
 
     The file says which model wrote it. One that is there already is refused, unless `force` is set.
 
@@ -53,30 +70,53 @@ def encode(
     `progress` shows a bar (of the first process).
     """
     out = Path(out)
-    check_suffix(out)
+    check_suffix(out, coder)
     folder = model_folder(run)
     model = load_pretrained(folder)
     records = find_images(images)
     with join_world(device) as world:
         path = shard_path(out, world.rank, world.size)
         refuse_to_overwrite(path, force)
-        model.to(world.device)
         mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)
+        encoder = Encoder(model.to(world.device), world.device, model_id(folder), batch_size, workers, coder)
+        with encoder.file(path) as writer:
+            done = encoder.write(writer, path, records, mine, progress and world.leads)
+            if mine and not done.images:
+                raise none_readable(len(mine), images, done.skipped)
+        return done
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model at its device, which writes the tokens of some images to one file."""
+
+    model: Tokenizer
+    device: torch.device
+    id: str
+    batch_size: int
+    workers: int | None
+    coder: Coder | None = None
+
+    def file(self, path: Path) -> contextlib.AbstractContextManager[TokenWriter]:
+        """A token file of the model, which is there when the block ends well."""
+        return open_writer(path, self.model.token_shapes, codes_of(self.model.quantizers), self.id, self.coder)
+
+    def write(self, writer: TokenWriter, path: Path, records: Records, numbers: range, progress: bool) -> Encoded:
+        """Write the tokens of the images `numbers`, in that order, and say which cannot be read."""
         done, skipped = 0, {}
-        with open_writer(path, model.token_shapes, codes_of(model.quantizers), model_id(folder)) as writer:
-            batches = _batches(records, mine, model.image_size, batch_size, workers)
-            total = -(-len(mine) // batch_size)
-            for names, batch_BCHW, bad in shown(batches, "encoding", total, progress and world.leads):
-                skipped.update(bad)
-                if names:
-                    writer.write(names, as_levels(model.encode(batch_BCHW.to(world.device))))
-                done += len(names)
-            if mine and not done:
-                name, reason = next(iter(skipped.items()))
-                raise ValueError(
-                    f"none of the {len(mine)} images of {images} can be read; the first is {name}: {reason}"
-                )
+        batches = _batches(records, numbers, self.model.image_size, self.batch_size, self.workers)
+        total = -(-len(numbers) // self.batch_size)
+        for names, batch_BCHW, bad in shown(batches, "encoding", total, progress):
+            skipped.update(bad)
+            if names:
+                writer.write(names, as_levels(self.model.encode(batch_BCHW.to(self.device))))
+            done += len(names)
         return Encoded(path, done, skipped)
+
+
+def none_readable(number: int, images: str | Path, skipped: Mapping[str, str]) -> ValueError:
+    name, reason = next(iter(skipped.items()))
+    return ValueError(f"none of the {number} images of {images} can be read; the first is {name}: {reason}")
 
 
 def decode(
@@ -88,35 +128,57 @@ def decode(
     device: str = "auto",
     force: bool = False,
     progress: bool = False,
+    coder: Coder | None = None,
 ) -> int:
     """Write the images that `tokens` (what `encode` wrote) stand for into the folder `out` as PNG files; how many.
 
     Everything is checked before the first image is written. Tokens of another model and images that are there already
-    are refused, unless `force` is set.
+    are refused, unless `force` is set. `coder` is the prior that coded them, where one did.
     """
-    place, out, done = pick_device(device), Path(out), 0
-    folder = model_folder(run)
-    model = load_pretrained(folder).to(place)
-    shapes, files, written = model.token_shapes, token_files(Path(tokens)), _Written(out)
+    out, folder = Path(out), model_folder(run)
+    place = pick_device(device)
+    decoder = Decoder(load_pretrained(folder).to(place), place, batch_size, coder)
+    files, seen, ours = token_files(Path(tokens)), Places(out), model_id(folder)
     for path in files:
         if not force:
-            _check_model(path, folder)
-        for names, levels in read_tokens(path, batch_size):
-            _check_levels(levels, codes_of(model.quantizers), shapes, path)
+            check_model(path, folder, ours)
+        decoder.check(path, seen, force)
+    return sum(decoder.write(path, out, progress) for path in files)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model at its device, which writes the images of a token file."""
+
+    model: Tokenizer
+    device: torch.device
+    batch_size: int
+    coder: Coder | None = None
+
+    def check(self, path: Path, seen: Places, force: bool) -> None:
+        """Refuse a file whose tokens are not those of the model, or whose images would overwrite others."""
+        for names, levels in read_tokens(path, self.batch_size, self.coder):
+            _check_levels(levels, codes_of(self.model.quantizers), self.model.token_shapes, path)
             for name in names:
-                refuse_to_overwrite(written.place(name, path), force)
-    for path in files:
-        for names, levels in shown(read_tokens(path, batch_size), f"decoding {path.name}", None, progress):
-            pixels = model.decode(levels[0].to(place) if len(levels) == 1 else tuple(t.to(place) for t in levels))
+                refuse_to_overwrite(seen.place(name, path), force)
+
+    def write(self, path: Path, out: Path, progress: bool) -> int:
+        """Write the images below `out`; how many there are."""
+        done = 0
+        for names, levels in shown(
+            read_tokens(path, self.batch_size, self.coder), f"decoding {path.name}", None, progress
+        ):
+            there = [level.to(self.device) for level in levels]
+            pixels = self.model.decode(there[0] if len(there) == 1 else tuple(there))
             for name, image_CHW in zip(names, pixels.cpu(), strict=True):
-                _write_png(out / image_name(name), image_CHW)
+                write_png(out / image_name(name), image_CHW)
             done += len(names)
-    return done
+        return done
 
 
-def _check_model(path: Path, folder: Path) -> None:
-    """Refuse tokens that another model wrote; files of before 0.3 do not say which one did."""
-    wrote, ours = model_of(path), model_id(folder)
+def check_model(path: Path, folder: Path, ours: str) -> None:
+    """Refuse tokens that another model than `ours`, that of `folder`, wrote; files of before 0.3 do not say."""
+    wrote = model_of(path)
     if wrote is not None and wrote != ours:
         raise ValueError(
             f"{path} was written by another model ({wrote[:12]}) than the one in {folder} ({ours[:12]}): its tokens "
@@ -132,12 +194,12 @@ def image_name(name: str) -> PurePosixPath:
     return path if path.suffix == ".png" else path.with_name(f"{path.name}.png")
 
 
-class _Written:
+class Places:
     """Where images go below a folder: two never to one place."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.seen: set[int] = set()  # hashes of places, which take less memory
+        self.seen: set[bytes] = set()  # digests of places, which take less memory
         self.folders: set[Path] = set()
 
     def place(self, name: str, tokens: Path) -> Path:
@@ -145,9 +207,10 @@ class _Written:
             path = self.out / image_name(name)
         except ValueError as error:
             raise ValueError(f"{tokens}: {error}") from None
-        if hash(path) in self.seen:
+        digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
+        if digest in self.seen:
             raise ValueError(f"{tokens} has two images for {path}: the second, {name!r}, would overwrite the first")
-        self.seen.add(hash(path))
+        self.seen.add(digest)
         if path.parent not in self.folders:
             self.folders.add(path.parent)
             remove_abandoned(path.parent)
@@ -205,7 +268,8 @@ def _check_levels(
             )
 
 
-def _write_png(path: Path, image_CHW: Tensor) -> None:
+def write_png(path: Path, image_CHW: Tensor) -> None:
+    """Write an image uint8 [C, H, W], whole or not at all."""
     buffer = io.BytesIO()
     array = image_CHW.permute(1, 2, 0).numpy()
     Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(buffer, format="PNG")

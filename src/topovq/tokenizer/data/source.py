@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from topovq.tokenizer.data.files import DataError
+from topovq.tokenizer.data.labels import Labels
 from topovq.tokenizer.data.order import order_slice
 
 Triple = tuple[float, float, float]
@@ -99,6 +101,16 @@ class Source(ABC):
         first, last = (len(chosen) * r // world_size for r in (rank, rank + 1))
         return self._remember(self._validation(chosen[first:last], rows.stop - rows.start))
 
+    def each(self, batch_size: int) -> Iterator[torch.Tensor]:
+        """Each training image once, in a fixed order and as it is: uint8 [B, 3, S, S], without unreadable ones."""
+        if self.train_images is None:
+            raise ValueError(f"{self.name} draws its images endlessly; there is no last one")
+        return self._remember(self._each(batch_size))
+
+    def labels(self) -> Labels:
+        """The classes of the images of `each` and of `validation`, after both were read."""
+        raise DataError(f"the images of {self.name} have no labels")
+
     def check(self) -> Iterator[int]:
         """Read every image once, some at a time: how many were read. `unreadable` is complete afterwards."""
         return iter(())
@@ -134,6 +146,11 @@ class Source(ABC):
     def _remember(self, iterator: Batches) -> Batches:
         self._iterators.add(iterator)
         return iterator
+
+    def _each(self, batch_size: int) -> Batches:
+        images = self.resident()
+        assert images is not None, "a source whose images are not in memory has its own"
+        yield from images.split(batch_size)
 
     @abstractmethod
     def _train(self, batch_size: int, rows: range, seed: int, start: int) -> Batches:

@@ -15,11 +15,11 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from topovq.distributed import World
 from topovq.pretrained import check_finite, check_weights
@@ -34,13 +34,18 @@ from topovq.storage import (
     read_manifest,
     remove_leftovers,
 )
-from topovq.tokenizer.models import CONFIG_FILE, WEIGHTS_FILE, Tokenizer
+from topovq.tokenizer.models import CONFIG_FILE, WEIGHTS_FILE
 
 STATE_FILE = "state.pt"
 FILES = (CONFIG_FILE, WEIGHTS_FILE, STATE_FILE)
 STEP = re.compile(r"step-(\d{8,})")
 MOMENTS, COUNTER = ("exp_avg", "exp_avg_sq"), torch.zeros(())  # what AdamW has for a parameter, beside it a count
 MODEL_FIELDS = ("model", "codebook_size", "code_dim", "quantizer", "quantizer_options")  # in config.json and of the run
+
+
+class Saved(Protocol):
+    def files(self) -> dict[str, bytes]:
+        """The model's configuration and weights, by file name."""
 
 
 class CheckpointError(RuntimeError):
@@ -58,7 +63,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def save_checkpoint(
-    run: Path, step: int, model: Tokenizer, state: dict[str, Any], keep: int, identity: Mapping[str, Any] | None = None
+    run: Path, step: int, model: Saved, state: dict[str, Any], keep: int, identity: Mapping[str, Any] | None = None
 ) -> Path:
     """Write the checkpoint of `step` and keep the newest `keep`; `identity` is what makes the run the one it is."""
     folder = run / "checkpoints" / f"step-{step:08d}"
@@ -131,7 +136,7 @@ def identity_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(
-    folder: Path, model: Tokenizer, optimizer: torch.optim.Optimizer, device: torch.device
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> dict[str, Any]:
     """Load the weights into `model` and the moments into `optimizer`, and return the state.
 

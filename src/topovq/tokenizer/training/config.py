@@ -29,7 +29,7 @@ OPEN = ("kohonen", "soft")  # quantizers whose neighborhood may be left open
 DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4), "vqgan": (64, 1e-4)}
 COUNTS = (
     *("codebook_size", "code_dim", "steps", "batch_size"),
-    *("validate_every", "checkpoint_every", "keep_checkpoints", "log_every"),
+    *("validate_every", "checkpoint_every", "keep_checkpoints", "log_every", "trace_every"),
 )
 VALIDATIONS = 10  # of a run, whatever its length
 OWN_SIZE = ("photos", "cifar10")  # data sets whose images are small already
@@ -104,6 +104,8 @@ class TrainConfig:
     log_every: int | None = None
     """Steps between looks at the training loss (each one reads numbers back from the device); if not given there are a
     hundred, at most 100 steps apart."""
+    trace_every: int | None = None
+    """Steps between batches whose loss and perplexity the record keeps; none if not given."""
     resume: bool = False
     """Continue the run in OUT from its newest checkpoint; starts it if there is none."""
 

@@ -13,19 +13,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 
 from topovq.distributed import World, join_world, pick_device
 from topovq.storage import write_files
 from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
+from topovq.tokenizer.training.alone import alone
 from topovq.tokenizer.training.card import write_card
 from topovq.tokenizer.training.checkpoint import (
     checkpoints,
@@ -45,6 +45,7 @@ from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, r
 from topovq.tokenizer.training.result import RunResult, check_folder
 from topovq.tokenizer.training.snapshots import Snapshots, in_rows, originals_and_decoded
 from topovq.tokenizer.training.step import TrainStep, fastest_convolutions, make_optimizer
+from topovq.tokenizer.training.trace import Trace
 from topovq.tokenizer.training.watch import Diverged, UsageWatch, is_finite
 
 SHOWN = 8  # validation images in TensorBoard
@@ -117,7 +118,7 @@ class Run:
     def steps(self, stop: StopRequest) -> Generator[None, None, RunResult]:
         """The run, which pauses after every step it has put on the device, so that others may put theirs there; not
         while the cost of a step is measured."""
-        with self._alone():
+        with alone(self.folder, self.world):
             self.cost.begin()
             load_newest(self.folder, self._load, self.world)
             if self.step > self.total:
@@ -153,31 +154,9 @@ class Run:
                     self.validate.close()
             return self._finish()
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the run's folder: two processes never write one record."""
-        if not self.world.leads:
-            yield
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"cannot make the run's folder {self.folder}: {error.strerror}") from error
-        lock = FileLock(self.folder / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise OSError(
-                f"another process is training in {self.folder}; wait for it or choose another folder"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
     def _loop(self, take_step: TrainStep, reporter: Reporter, stop: StopRequest) -> Generator[None, None, None]:
         began = time.monotonic() - self.seconds
-        figures = Figures(reporter)
+        figures, trace = Figures(reporter), Trace(self.config.trace_every, take_step)
         take_step.read()  # the codes as they are now: drift counts from here
         if self._owes_validation():
             self._validate(reporter, stop)
@@ -185,9 +164,10 @@ class Run:
         first, timed = self.step, TIMED if self.world.device.type == "cpu" else LAST
         while self.step < self.total:
             try:
-                take_step()
+                trace.step(self.step + 1)
             except Dropped:
                 take_step.undo()
+                self._keep_trace(trace)
                 self.seconds = time.monotonic() - began
                 if not is_finite(self.model):
                     raise Diverged(self.step, checkpoints(self.folder)) from None
@@ -210,6 +190,7 @@ class Run:
             if validating or saving or stopping:
                 self.cost.give_up()
                 figures.show()
+                self._keep_trace(trace)
             looking = saving or stopping or reporter.warned_nan  # which waits for the device
             if (logging or stopping) and self.world.any(looking and not is_finite(self.model)):
                 raise Diverged(self.step, checkpoints(self.folder))
@@ -322,6 +303,11 @@ class Run:
         if self.shown_BCHW is None:
             self.shown_BCHW = next(iter(self.source.validation(SHOWN)))[:SHOWN].clone().to(self.world.device)
         return self.shown_BCHW
+
+    def _keep_trace(self, trace: Trace) -> None:
+        course = trace.lines()
+        if course and self.world.leads:
+            self.record.append("trace", step=self.step, **course)
 
     def _keep_snapshot(self) -> None:
         if self.step in self.snapshots.due:

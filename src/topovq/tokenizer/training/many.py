@@ -31,6 +31,7 @@ from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.loop import Run, train
 from topovq.tokenizer.training.result import RunResult, check_folder
 from topovq.tokenizer.training.step import fastest_convolutions
+from topovq.tokenizer.training.watch import Diverged
 
 AT_ONCE = 6  # small runs on one GPU: on an H200 more were no faster (benchmarks/results/at_once.csv)
 LARGE = 2**20  # pixels of a batch from which on one run fills a GPU
@@ -114,6 +115,9 @@ def _in_turns(configs: list[TrainConfig], jobs: int | None, source: Source | Non
                     except Interrupted as error:
                         lanes.remove(lane)
                         interrupted = error
+                    except Diverged as error:
+                        error.add_note(f"{lane.run.folder}")  # which of them it was
+                        raise
                     progress.stepped(lane.run.step - lane.seen)
                     lane.seen = lane.run.step
         finally:

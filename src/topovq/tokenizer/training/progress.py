@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class Reporter:
         self.health: dict[str, float] = {}
         self.watch: UsageWatch | None = None
 
-    def __enter__(self) -> Reporter:
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 

@@ -1,7 +1,8 @@
 """The run's record: one flat JSON object a line, appended as things happen.
 
 The first line has `event: config` (the resolved configuration, the code's commit, versions, hardware, seed); then
-`validation` lines (`step`, `loss`, `perplexity`, `usage`, ...), `resumed` lines where a run was continued, one `final`.
+`validation` lines (`step`, `loss`, `perplexity`, `usage`, ...), `trace` lines where they were asked for (trace.py),
+`resumed` lines where a run was continued, one `final`.
 Usage is one thing everywhere: the share of the K codes that are chosen at least once in a stated number of tokens. In a
 validation line `usage` and `perplexity` are of the `tokens` of the validation images; `train_usage`,
 `train_perplexity` and `dead_codes` are of the last `train_tokens` tokens in training. `train_loss` is the mean of the

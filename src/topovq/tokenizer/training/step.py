@@ -90,7 +90,7 @@ class TrainStep:
                 setattr(self.network, part, torch.compile(getattr(self.network, part)))
         losses = _Losses(self.network)
         several = world.size > 1
-        self.forward: Callable[[Tensor], tuple[Tensor, Tensor]] = _distribute(losses, world) if several else losses
+        self.forward: Callable[[Tensor], tuple[Tensor, Tensor]] = distribute(losses, world) if several else losses
         self.sums_3 = torch.zeros(3, device=world.device)  # loss, reconstruction loss, steps
         self.one = torch.ones((), device=world.device)
         self.captured: torch.cuda.CUDAGraph | None = None
@@ -184,7 +184,7 @@ def _listen(parameter: Tensor) -> None:
     """Nothing: Python calls the handlers of signals on its way here."""
 
 
-def _distribute(network: nn.Module, world: World) -> DistributedDataParallel:
+def distribute(network: nn.Module, world: World) -> DistributedDataParallel:
     """DDP that leaves buffers alone: the quantizers synchronize their statistics themselves."""
     known = inspect.signature(DistributedDataParallel).parameters
     renamed = "forward_sync_buffers" in known  # what newer versions of torch call it

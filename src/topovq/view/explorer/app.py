@@ -25,6 +25,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from topovq.metrics import psnr
+from topovq.prior.generate import Pair
 from topovq.storage import model_id
 from topovq.tokenizer.atlas import Chart, enlarge, fields, from_planes, neighbor_distances, places, tiles
 from topovq.tokenizer.models import as_levels, codes_of
@@ -33,6 +34,7 @@ from topovq.tokenizer.training.runs import model_folder
 from topovq.view.explorer import schemas as api
 from topovq.view.explorer.film_api import add_film
 from topovq.view.explorer.gallery import Gallery, for_model, sent_image
+from topovq.view.explorer.generate_api import add_generator
 from topovq.view.explorer.paths import line
 from topovq.view.explorer.problems import PROBLEMS, SMALL, ApiError, Gate, speak_plainly
 from topovq.view.explorer.schemas import MapNumber, RunNumber
@@ -58,9 +60,11 @@ def create_app(
     hosts: Collection[str] | None = None,
     token: str | None = None,
     films: Sequence[Film] = (),
+    pair: Pair | None = None,
 ) -> FastAPI:
     """The application for runs already looked at; `images`: a folder to pick from, `hosts`: the names it answers to,
-    `token`: what every request must bring, `films`: those of the runs, where it shows them."""
+    `token`: what every request must bring, `films`: those of the runs, where it shows them, `pair`: a prior of the
+    first run and its tokenizer."""
     cores = os.cpu_count() or 1
     pool = ThreadPoolExecutor(max_workers=min(4, cores), thread_name_prefix="model")
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
@@ -108,7 +112,8 @@ def create_app(
     async def runs() -> api.Runs:
         """The runs, their maps, and the images that can be picked."""
         has_film = [len(film.steps()) > 2 for film in films] or [False] * len(studies)
-        return api.Runs(runs=[run_info(s, film) for s, film in zip(studies, has_film)], images=gallery.sets)
+        infos = [run_info(s, film) for s, film in zip(studies, has_film)]
+        return api.Runs(runs=infos, images=gallery.sets, prior=pair is not None)
 
     @app.get("/api/map", responses=PROBLEMS)
     async def map_of(run: RunNumber = 0, map: MapNumber = 0) -> api.MapView:
@@ -202,6 +207,8 @@ def create_app(
 
         return await in_turn(work)
 
+    if pair is not None:
+        add_generator(app, studies[0], pair, in_turn, to_tensors)
     add_film(app, [(study.name, film) for study, film in zip(studies, films)])
     add_page(app, "index.html")
     return app

@@ -70,6 +70,7 @@ class ImageSet(BaseModel):
 class Runs(BaseModel):
     runs: list[RunInfo]
     images: list[ImageSet]
+    prior: Annotated[bool, Field(description="whether the first run has a prior, at /api/prior")] = False
     most_upload_bytes: int = MOST_UPLOAD_BYTES
     most_pixels: int = MOST_PIXELS
 
@@ -138,6 +139,30 @@ class Shifted(TokensOf):
 class Decoded(BaseModel):
     tokens: Planes
     image: DataURI
+
+
+class PriorInfo(BaseModel):
+    run: str
+    classes: Annotated[list[str], Field(description="the names of the classes that it knows, if any")]
+    height: Annotated[int, Field(description="rows of tokens of the finest level, which can be painted out")]
+    width: int
+    image_size: int
+
+
+class Draw(Strict):
+    tokens: Annotated[Planes | None, Field(description="the image to complete; without it new ones are drawn")] = None
+    painted: Annotated[
+        list[list[bool]], Field(description="which tokens of the finest level are drawn anew: row, column")
+    ] = []
+    number: Annotated[int, Field(ge=1, le=64)] = 8
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    label: Annotated[int | None, Field(ge=0, description="number of a class; without one, any")] = None
+
+
+class Drawn(BaseModel):
+    images: list[Decoded]
 
 
 class PathOnMap(BaseModel):

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from topovq.missing import needs
+from topovq.prior.generate import open_prior
 from topovq.view.film import Film
 from topovq.view.report import study
 
@@ -28,10 +29,12 @@ def explore(
     images: Path | None = None,
     host: str = "127.0.0.1",
     follow: bool = False,
+    prior: Path | None = None,
 ) -> None:
     """Serve the page of `runs` (folders, one or two) at `host` and `port` (0: any free one).
 
-    With `follow` it is the film of one run's training, which goes on while the run does.
+    With `follow` it is the film of one run's training, which goes on while the run does. With a `prior` (folder) of the
+    first run there is a page that draws new images and completes others.
 
     A host that other machines reach has a token in the address that is printed, without which nothing is answered.
     """
@@ -44,6 +47,8 @@ def explore(
         raise ValueError(f"{len(runs)} runs were given; the page shows one, or two side by side")
     if follow and len(runs) > 1:
         raise ValueError(f"--follow shows the film of one run; {len(runs)} were given")
+    if follow and prior is not None:
+        raise ValueError("--follow shows a film, which has no use for a prior: leave out --prior or --follow")
     names = [Path(run).resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [f"{name} ({'AB'[number]})" for number, name in enumerate(names)]
@@ -69,7 +74,8 @@ def explore(
         if follow:
             app = create_follow_app(names[0], films[0], hosts, token)
         else:
-            app = create_app(studies, images, hosts, token, films)
+            pair = open_prior(prior, runs[0], "cpu") if prior is not None else None
+            app = create_app(studies, images, hosts, token, films, pair)
         # Requests run beside each other, each on one core: waking more cores costs a small model more than it saves.
         torch.set_num_threads(1)
         door.listen()  # before the address is shown: it may be opened at once

@@ -73,7 +73,6 @@ def _render(
 ) -> str:
     pictures = sum(2 + len(s.maps) * 3 + len(list(_moves(s))) for s in studies)
     budget = PICTURE_BYTES // pictures
-    style = (Path(__file__).parent / "style.css").read_text()
     sections = [
         _learning(studies),
         *(_maps(s, budget) for s in studies),
@@ -81,14 +80,20 @@ def _render(
         *(_shifts(s, budget) for s in studies if s.maps),
         _configuration(studies),
     ]
+    return document(title, sections, introduction, _navigation(studies, out, links))
+
+
+def document(title: str, sections: Sequence[str], introduction: str = "", navigation: str = "") -> str:
+    """A page of these sections, all HTML, with its style inside."""
+    style = (Path(__file__).parent / "style.css").read_text()
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{GENERATOR}\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{_text(title)}: report</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f"<header>\n<h1>{_text(title)}</h1>\n"
-        + f"<p>{_text(introduction)}</p>\n" * bool(introduction)
-        + _navigation(studies, out, links)
+        f"<title>{text(title)}: report</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"<header>\n<h1>{text(title)}</h1>\n"
+        + f"<p>{text(introduction)}</p>\n" * bool(introduction)
+        + navigation
         + "</header>\n<main>\n"
         + "\n".join(f"<section>\n{section}\n</section>" for section in sections)
         + "\n</main>\n</body>\n</html>\n"
@@ -98,29 +103,29 @@ def _render(
 def _navigation(studies: Sequence[Study], out: Path, links: Sequence[tuple[str, Path]]) -> str:
     """Links to other pages, and how to open the runs in the explorer."""
     items = []
-    for text, page in links:
+    for said, page in links:
         address = quote(os.path.relpath(page.resolve(), out.parent.resolve()))
-        items.append(f'<li><a href="{_text(address)}">{_text(text)}</a></li>')
+        items.append(f'<li><a href="{text(address)}">{text(said)}</a></li>')
     shown = [s for s in studies if s.maps][:EXPLORED]
     if shown:
         command = shlex.join(["topovq", "explore", *(str(s.folder.resolve()) for s in shown)])
         items.append(
-            f'<li>Move tokens yourself: run <code>{_text(command)}</code>, then open <a href="{EXPLORER}">the explorer'
+            f'<li>Move tokens yourself: run <code>{text(command)}</code>, then open <a href="{EXPLORER}">the explorer'
             "</a></li>"
         )
     return f'<nav aria-label="Other pages"><ul>{"".join(items)}</ul></nav>\n' if items else ""
 
 
 def _learning(studies: Sequence[Study]) -> str:
-    rows = "".join(f'<tr><th scope="row">{_text(s.name)}</th>{_figures(s)}</tr>' for s in studies)
+    rows = "".join(f'<tr><th scope="row">{text(s.name)}</th>{_figures(s)}</tr>' for s in studies)
     columns = ("run", "steps", "validation loss", "best", "PSNR", "perplexity", "usage")
     head = "<tr>" + "".join(f'<th scope="col">{column}</th>' for column in columns) + "</tr>"
-    parts = [_scroller("Figures of the last validation", f"<table>{head}{rows}</table>")]
+    parts = [scroller("Figures of the last validation", f"<table>{head}{rows}</table>")]
     parts += [f'<p class="note">All figures are of all validation images. {USAGE}</p>', "<h2>Learning</h2>"]
     recorded = [s for s in studies if s.validations]
     for s in studies:
         if not s.validations:
-            parts.append(f'<p class="note">{_text(s.name)} has no record of validations, so no curves.</p>')
+            parts.append(f'<p class="note">{text(s.name)} has no record of validations, so no curves.</p>')
     if recorded:
         charts = [
             curves(title, [(s.name, s.curve(key)) for s in recorded], key == "usage")
@@ -143,11 +148,11 @@ def _figures(s: Study) -> str:
 
 
 def _maps(s: Study, budget: int) -> str:
-    parts = [f"<h2>{_text(s.name)}: the map</h2>"]
+    parts = [f"<h2>{text(s.name)}: the map</h2>"]
     if not s.maps:
-        kind = _text(s.model.config["quantizer"])
+        kind = text(s.model.config["quantizer"])
         return parts[0] + f'\n<p class="note">The codes of quantizer {kind} have no places, so there is no map.</p>'
-    parts.append(f'<p class="note">Hits are counted over {len(s.images_BCHW):,} {_text(s.source)}. {USAGE}</p>')
+    parts.append(f'<p class="note">Hits are counted over {len(s.images_BCHW):,} {text(s.source)}. {USAGE}</p>')
     for which, chart in enumerate(s.maps):
         grid, hits_K = chart.grid, s.hits[which]
         apart_K = neighbor_distances(chart.codes_KD, grid).numpy()
@@ -157,7 +162,7 @@ def _maps(s: Study, budget: int) -> str:
         shape = " x ".join(map(str, grid.shape))
         used = f"{int((hits_K > 0).sum()):,} of {grid.size:,} codes in {int(hits_K.sum()):,} tokens"
         if len(s.maps) > 1:
-            parts.append(f"<h3>{_text(chart.name)}</h3>")
+            parts.append(f"<h3>{text(chart.name)}</h3>")
         others = ", the other maps at their most used code" if len(s.maps) > 1 else ""
         captions = {
             f"Every code decoded, at its place on the {shape} {grid.topology} map{others}": map_picture(
@@ -168,7 +173,7 @@ def _maps(s: Study, budget: int) -> str:
             f"Hits: usage {float(usage(hits_K)):.1%}, {used}; the most used code {int(hits_K.max()):,} times (bright; "
             "logarithmic)": of_hits,
         }
-        figures = "".join(_figure(picture, caption, budget) for caption, picture in captions.items())
+        figures = "".join(figure(picture, caption, budget) for caption, picture in captions.items())
         parts.append(f'<div class="row">{figures}</div>')
     return "\n".join(parts)
 
@@ -178,12 +183,12 @@ def _reconstructions(s: Study, budget: int) -> str:
     decoded = s.decode(s.encode(images))
     scores = [(psnr(a, b), ssim(a, b)) for a, b in zip(decoded, images)]
     pairs = "".join(
-        _figure(sheet([[image, ours]]), f"{_number(p, '.1f')} dB, SSIM {q:.3f}", budget // PAIRS)
+        figure(sheet([[image, ours]]), f"{_number(p, '.1f')} dB, SSIM {q:.3f}", budget // PAIRS)
         for image, ours, (p, q) in zip(images, decoded, scores)
     )
     return (
-        f"<h2>{_text(s.name)}: originals and reconstructions</h2>\n"
-        f'<p class="note">Left the original, right what its tokens decode to; {_text(s.source)}.</p>\n'
+        f"<h2>{text(s.name)}: originals and reconstructions</h2>\n"
+        f'<p class="note">Left the original, right what its tokens decode to; {text(s.source)}.</p>\n'
         f'<div class="pairs">{pairs}</div>'
     )
 
@@ -201,7 +206,7 @@ def _moves(s: Study) -> Iterator[tuple[str, list[int]]]:
 
 def _shifts(s: Study, budget: int) -> str:
     planes = s.encode(s.images_BCHW[_spread(len(s.images_BCHW), STRIPS)])
-    parts = [f"<h2>{_text(s.name)}: tokens moved on the map</h2>"]
+    parts = [f"<h2>{text(s.name)}: tokens moved on the map</h2>"]
     parts.append(
         f'<p class="note">Each row is an image; in the middle its tokens as they are, to the sides moved by '
         f"{OFFSETS[0]:+d} to {OFFSETS[-1]:+d} places along every axis of the map. Where the map is ordered, "
@@ -215,7 +220,7 @@ def _shifts(s: Study, budget: int) -> str:
                 offsets[number] = (offset,) * s.maps[number].grid.ndim
             columns.append(s.decode(s.shift(planes, offsets)))
         rows = torch.stack(columns, 1)
-        parts.append(f'<div class="strip">{_figure(sheet([list(row) for row in rows]), label, budget)}</div>')
+        parts.append(f'<div class="strip">{figure(sheet([list(row) for row in rows]), label, budget)}</div>')
     return "\n".join(parts)
 
 
@@ -226,21 +231,21 @@ def _configuration(studies: Sequence[Study]) -> str:
     for name in names:
         values = [config.get(name) for config in configs]
         differs = ' class="differs"' if any(value != values[0] for value in values) else ""
-        cells = "".join(f"<td>{_text(_plain(value))}</td>" for value in values)
-        rows.append(f'<tr{differs}><th scope="row">{_text(name)}</th>{cells}</tr>')
-    head = "".join(f'<th scope="col">{_text(s.name)}</th>' for s in studies)
+        cells = "".join(f"<td>{text(_plain(value))}</td>" for value in values)
+        rows.append(f'<tr{differs}><th scope="row">{text(name)}</th>{cells}</tr>')
+    head = "".join(f'<th scope="col">{text(s.name)}</th>' for s in studies)
     shaded = " Rows that differ are shaded." if len(studies) > 1 else ""
     table = f"<table><tr><td></td>{head}</tr>{''.join(rows)}</table>"
     return (
         "<details>\n<summary><h2>Configuration, versions, hardware</h2></summary>\n"
         f'<p class="note">As the record has it, or where there is none the model.{shaded}</p>\n'
-        f"{_scroller('Configuration', table)}\n</details>"
+        f"{scroller('Configuration', table)}\n</details>"
     )
 
 
-def _scroller(label: str, content: str) -> str:
+def scroller(label: str, content: str) -> str:
     """What may be wider than the page: it scrolls by itself, with the keyboard, too."""
-    return f'<div class="wide" role="region" aria-label="{_text(label)}" tabindex="0">{content}</div>'
+    return f'<div class="wide" role="region" aria-label="{text(label)}" tabindex="0">{content}</div>'
 
 
 def _plain(value: object) -> str:
@@ -260,10 +265,12 @@ def _number(value: float | None, form: str) -> str:
     return "not finite" if value is None or not math.isfinite(value) else format(value, form)
 
 
-def _figure(pixels: np.ndarray, caption: str, budget: int) -> str:
-    text = _text(caption)
-    return f'<figure><img alt="{text}" src="{data_uri(pixels, budget)}"><figcaption>{text}</figcaption></figure>'
+def figure(pixels: np.ndarray, caption: str, budget: int) -> str:
+    """A picture of at most `budget` bytes with its caption, which is its text as well."""
+    said = text(caption)
+    return f'<figure><img alt="{said}" src="{data_uri(pixels, budget)}"><figcaption>{said}</figcaption></figure>'
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A value as text of a page."""
     return html.escape(str(value))

@@ -196,6 +196,7 @@ async function begin() {
   const filmed = info.runs.findIndex((run) => run.film);
   $("film").hidden = filmed < 0;
   $("film").href = `film.html?run=${filmed}`;
+  $("generate").hidden = !info.prior;
   const { maps } = info.runs[0];
   const most = Math.max(...info.runs.map((run) => run.maps.length));
   shared.shift = Array.from({ length: most }, () => [0, 0]);

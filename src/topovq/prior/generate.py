@@ -1,0 +1,242 @@
+"""New images from a prior, and the rest of images that are there in part: `topovq sample` and `topovq complete`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topovq.distributed import pick_device
+from topovq.prior.transformer import Prior
+from topovq.storage import CONFIG, model_id, refuse_to_overwrite
+from topovq.tokenizer.models import Tokenizer, check_name, codes_of, load_pretrained
+from topovq.tokenizer.tokenfile import open_writer
+from topovq.tokenizer.tokens import write_png
+from topovq.tokenizer.training.progress import shown
+from topovq.tokenizer.training.runs import model_folder
+
+TOKENS, SHEET, IMAGES = "tokens.parquet", "sheet.png", "images"
+MOST_SHOWN = 400  # images on the contact sheet
+GAP = 2  # pixels between them
+WHITE = 255
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prior and the tokenizer whose tokens it draws, on one device."""
+
+    prior: Prior
+    model: Tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        return self.prior.place.weight.device
+
+    def decode(self, tokens_BT: Tensor) -> Tensor:
+        """Sequences [B, T] -> images uint8 [B, C, H, W] on the CPU."""
+        levels = self.prior.to_levels(tokens_BT)
+        return self.model.decode(levels if len(levels) > 1 else levels[0]).cpu()
+
+
+def open_prior(folder: str | Path, run: str | Path | None = None, device: str = "auto") -> Pair:
+    """The prior in `folder` and its tokenizer, for use; another tokenizer than the one it was trained on is refused.
+
+    run  where the tokenizer is, if not where it was when the prior was trained
+    """
+    place, folder = pick_device(device), Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"there is no prior in {folder}; `topovq prior RUN --out {folder}` would train one")
+    prior = Prior.from_pretrained(folder)
+    where = run or prior.run
+    if where is None:
+        raise ValueError(f"the prior in {folder} does not say where its tokenizer is: give --run RUN")
+    if not Path(where).is_dir():
+        raise FileNotFoundError(f"the tokenizer of {folder} is not at {where} any more: say where it is by --run RUN")
+    found = model_folder(where)
+    if prior.tokenizer is not None and model_id(found) != prior.tokenizer:
+        raise ValueError(
+            f"the prior in {folder} belongs to another tokenizer ({prior.tokenizer[:12]}) than the one in {found} "
+            f"({model_id(found)[:12]}): its tokens would mean nothing to this one; give its own by --run RUN"
+        )
+    model = load_pretrained(found)
+    if [tuple(shape) for shape in model.token_shapes] != prior.shapes:
+        raise ValueError(f"the prior in {folder} draws tokens {prior.shapes}; the tokenizer takes {model.token_shapes}")
+    return Pair(prior.to(place), model.to(place))
+
+
+def label_number(prior: Prior, label: str | None) -> int | None:
+    """The number of a class from its name or number."""
+    if label is None:
+        return None
+    if not prior.classes:
+        raise ValueError(
+            f"label {label!r} was asked for, but this prior knows no classes: it was trained without --labels"
+        )
+    names = prior.class_names or []
+    if label in names:
+        return names.index(label)
+    if label.isdecimal() and int(label) < prior.classes:
+        return int(label)
+    if label.lstrip("-").isdecimal() or not names:
+        raise ValueError(
+            f"label {label} is out of range: the prior's {prior.classes} classes are 0 to {prior.classes - 1}"
+        )
+    check_name("label", label, names)
+    raise AssertionError("a known name was found above")
+
+
+@torch.no_grad()
+def draw(
+    pair: Pair,
+    number: int,
+    *,
+    labels_N: Tensor | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    guidance: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 256,
+    known_T: Tensor | None = None,
+    progress: bool = False,
+) -> Tensor:
+    """Tokens int64 [N, T] on the CPU: what `Prior.sample` gives, some at a time, from random numbers of `seed`."""
+    prior, device = pair.prior, pair.device
+    uniform_NTF = prior.uniform(number, torch.Generator().manual_seed(seed))
+    found = []
+    for first in shown(range(0, number, batch_size), "sampling", -(-number // batch_size), progress):
+        here = slice(first, min(first + batch_size, number))
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            tokens_BT = prior.sample(
+                here.stop - here.start,
+                labels_N[here].to(device) if labels_N is not None else None,
+                temperature=temperature,
+                top_p=top_p,
+                guidance=guidance,
+                uniform_BTF=uniform_NTF[here].to(device),
+                known_BT=known_T.to(device).expand(here.stop - here.start, -1) if known_T is not None else None,
+            )
+        found.append(tokens_BT)
+    return torch.cat(found).cpu()
+
+
+def sample(
+    folder: str | Path,
+    number: int,
+    out: str | Path,
+    *,
+    label: str | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    guidance: float = 1.0,
+    seed: int = 0,
+    run: str | Path | None = None,
+    batch_size: int = 256,
+    device: str = "auto",
+    force: bool = False,
+    progress: bool = False,
+) -> Path:
+    """Write `number` new images of the prior in `folder`: `out`/images/, `out`/tokens.parquet and `out`/sheet.png.
+
+    label  a class by name or number; without one, a prior that knows classes draws them in turn, and every image lies
+           in the folder of its class
+    Other arguments are those of `Prior.sample`. `batch_size` images are drawn at a time, which changes speed alone.
+    Returns the path of the sheet.
+    """
+    if number < 1 or batch_size < 1:
+        raise ValueError(f"number={number} and batch_size={batch_size} must be at least 1")
+    out = Path(out)
+    for name in (TOKENS, SHEET, IMAGES):
+        refuse_to_overwrite(out / name, force)
+    pair = open_prior(folder, run, device)
+    chosen, names = label_number(pair.prior, label), pair.prior.class_names
+    labels_N = None
+    if pair.prior.classes:
+        every = torch.arange(number) % pair.prior.classes
+        labels_N = every if chosen is None else torch.full_like(every, chosen)
+    how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "guidance": guidance}
+    tokens_NT = draw(pair, number, labels_N=labels_N, **how, seed=seed, batch_size=batch_size, progress=progress)
+    folders = [""] * number
+    if labels_N is not None:
+        folders = [f"{names[label] if names else label}/" for label in labels_N.tolist()]
+    digits = max(5, len(str(number - 1)))
+    files = [f"{each}{i:0{digits}}.png" for i, each in enumerate(folders)]
+    model, shown_NCHW = pair.model, list[Tensor]()
+    with open_writer(out / TOKENS, model.token_shapes, codes_of(model.quantizers), pair.prior.tokenizer) as writer:
+        for first in range(0, number, batch_size):
+            part = tokens_NT[first : first + batch_size]
+            writer.write(files[first : first + batch_size], pair.prior.to_levels(part))
+            pixels_BCHW = pair.decode(part.to(pair.device))
+            for name, image_CHW in zip(files[first : first + batch_size], pixels_BCHW):
+                write_png(out / IMAGES / name, image_CHW)
+            shown_NCHW.append(pixels_BCHW[: max(0, MOST_SHOWN - first)])
+    columns = len(names) if names and chosen is None and 2 <= len(names) <= 20 else None
+    write_png(out / SHEET, sheet(torch.cat(shown_NCHW), columns))
+    return out / SHEET
+
+
+def complete(
+    folder: str | Path,
+    image: str | Path,
+    out: str | Path,
+    *,
+    number: int = 8,
+    keep: float = 0.5,
+    label: str | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    guidance: float = 1.0,
+    seed: int = 0,
+    run: str | Path | None = None,
+    device: str = "auto",
+    force: bool = False,
+) -> Path:
+    """Keep the upper part of an image's tokens and draw the rest, `number` times: one picture, `out` (.png).
+
+    It shows the image as the tokenizer decodes it, what was kept, and the images that came of it. `keep` is the share
+    of the rows. Tokens near the border have seen some pixels below it, as the encoder looks around.
+    """
+    out = Path(out)
+    refuse_to_overwrite(out, force)
+    if number < 1:
+        raise ValueError(f"number={number} must be at least 1")
+    pair = open_prior(folder, run, device)
+    chosen = label_number(pair.prior, label)
+    tokens_1T = pair.prior.to_sequence(pair.model.encode(str(image))).cpu()
+    known_T = torch.where(kept_steps(pair.prior, keep), tokens_1T[0], -1)
+    labels_N = None if chosen is None else torch.full((number,), chosen)
+    how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "guidance": guidance}
+    drawn_NT = draw(pair, number, labels_N=labels_N, **how, seed=seed, known_T=known_T)
+    original = pair.decode(tokens_1T.to(pair.device))
+    kept = original.clone()
+    kept[:, :, round(keep * kept.shape[2]) :] = WHITE
+    completed = pair.decode(drawn_NT.to(pair.device))
+    write_png(out, sheet(torch.cat([original, kept, completed]), number + 2))
+    return out
+
+
+def kept_steps(prior: Prior, keep: float) -> Tensor:
+    """Which tokens lie in the upper share `keep` of an image: bool [T], of every level."""
+    if not 0 <= keep < 1:
+        raise ValueError(f"keep={keep!r} must be at least 0 and below 1: the share of the rows that stays")
+    parts = []
+    for height, *rest in prior.shapes:
+        rows = (torch.arange(height) + 0.5) / height < keep
+        parts.append(rows.repeat_interleave(math.prod(rest)))
+    return torch.cat(parts)
+
+
+def sheet(images_NCHW: Tensor, columns: int | None = None) -> Tensor:
+    """Images side by side on white, in rows of `columns` (as many as there are rows, if not given): uint8 [C, H, W]."""
+    number, channels, height, width = images_NCHW.shape
+    columns = min(columns or math.ceil(math.sqrt(number)), number)
+    rows = math.ceil(number / columns)
+    shape = (channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP)
+    whole = torch.full(shape, WHITE, dtype=torch.uint8)
+    for i, image in enumerate(images_NCHW):
+        top, left = i // columns * (height + GAP) + GAP, i % columns * (width + GAP) + GAP
+        whole[:, top : top + height, left : left + width] = image
+    return whole

@@ -1,0 +1,81 @@
+"""The parts of the transformer: its inputs, its blocks, and angles that say where a token lies.
+
+Legend: B images, T tokens of an image, D width, H heads, d = D / H, K codes, C dimensions of a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topovq.grid import Grid
+
+LONGEST_TURN = 100.0  # cells that it takes the slowest rotary angle to turn by one radian
+
+
+class TokenInput(nn.Module):
+    """Tokens [...] -> [..., D]: a learned vector for each row and each column of the map, and the code itself."""
+
+    codes_KC: Tensor
+
+    def __init__(self, dim: int, grid: Grid, code_dim: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.axes = nn.ModuleList(nn.Embedding(side, dim) for side in grid.shape)
+        self.project = nn.Linear(code_dim, dim) if code_dim else None
+        if code_dim:
+            self.register_buffer("codes_KC", torch.zeros(grid.size, code_dim))
+
+    def set_codes(self, codes_KC: Tensor) -> None:
+        """Take the codes, scaled to a mean square of 1."""
+        if self.project is not None:
+            self.codes_KC.copy_(codes_KC / codes_KC.square().mean().sqrt().clamp(min=1e-12))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = sum(axis(along) for axis, along in zip(self.axes, self.grid.unflatten(tokens)))
+        assert isinstance(x, Tensor)
+        return x if self.project is None else x + self.project(self.codes_KC[tokens])
+
+
+class Block(nn.Module):
+    """Attention to the steps before, then an MLP; each adds to what it was given."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(
+        self, x_BTD: Tensor, cos_Td: Tensor, sin_Td: Tensor, kept: tuple[Tensor, Tensor] | None = None, first: int = 0
+    ) -> Tensor:
+        """`kept` are keys and values [B, H, T, d] of all steps, those before `first` known already; then T is 1."""
+        qkv = self.qkv(self.norm1(x_BTD)).unflatten(-1, (3, self.heads, -1))
+        q_BHTd, k_BHTd, v_BHTd = (each.transpose(1, 2) for each in qkv.unbind(2))
+        q_BHTd, k_BHTd = rotate(q_BHTd, cos_Td, sin_Td), rotate(k_BHTd, cos_Td, sin_Td)
+        if kept is not None:
+            last = first + x_BTD.shape[1]
+            for whole, new in zip(kept, (k_BHTd, v_BHTd)):
+                whole[:, :, first:last] = new
+            k_BHTd, v_BHTd = (whole[:, :, :last].to(q_BHTd.dtype) for whole in kept)
+        a_BHTd = F.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, is_causal=kept is None)
+        x_BTD = x_BTD + self.out(a_BHTd.transpose(1, 2).flatten(2))
+        return x_BTD + self.down(F.gelu(self.up(self.norm2(x_BTD))))
+
+
+def rotary_turns(places: Sequence[tuple[float, float]], width: int) -> Tensor:
+    """Angles float32 [T, width / 2] of steps at (row, column): the first half turn with the row, the second with the
+    column, each at width / 4 speeds from 1 down to 1 / LONGEST_TURN."""
+    at_T2 = torch.tensor(places, dtype=torch.float32)
+    speeds = LONGEST_TURN ** -torch.linspace(0, 1, width // 4)
+    return (at_T2[:, :, None] * speeds).flatten(1)
+
+
+def rotate(x_BHTd: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
+    """Turn pairs of numbers (i, i + d/2) by the angles, so that products of queries and keys depend on differences."""
+    left, right = x_BHTd.to(cos_Td.dtype).chunk(2, -1)
+    return torch.cat([left * cos_Td - right * sin_Td, left * sin_Td + right * cos_Td], -1).to(x_BHTd.dtype)

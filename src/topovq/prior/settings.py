@@ -1,0 +1,193 @@
+"""What the training of a prior is: one dataclass of plain values, as for a tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from topovq.neighborhood import Schedule
+from topovq.prior.transformer import HEADS
+from topovq.tokenizer.models import check_name
+from topovq.tokenizer.training.checkpoint import checkpoints
+from topovq.tokenizer.training.record import RECORD_FILE, read_record
+
+# What identifies a prior, besides the tokens: the fields that decide its result.
+IDENTITY = (
+    *("source", "run", "labels", "images", "head", "smoothing", "dim", "layers", "heads"),
+    *("steps", "batch_size", "learning_rate", "weight_decay", "clip", "seed", "validate_every", "precision"),
+)
+COUNTS = (
+    *("images", "dim", "layers", "heads", "steps", "batch_size"),
+    *("validate_every", "checkpoint_every", "keep_checkpoints", "log_every"),
+)
+NOT_IN_RECORD = ("resume", "preset")
+VALIDATIONS = 10
+PRESETS: dict[str, dict[str, Any]] = {
+    "full": {"dim": 384, "layers": 6, "heads": 6, "steps": 10_000, "batch_size": 128, "images": 100_000},
+    "small": {"dim": 128, "layers": 4, "heads": 4, "steps": 1_000, "batch_size": 32, "images": 8_192},
+}
+WARM_UP = 0.05  # share of the steps in which the learning rate rises,
+LAST_RATE = 0.1  # ... and of the rate that is left after it has fallen along half a cosine
+SMOOTHED = 0.5  # share of the steps with smoothed targets,
+LAST_WIDTH = 0.3  # ... whose width falls to this: a neighbor's weight is then 1.5e-5
+
+
+@dataclass
+class PriorConfig:
+    """One prior. `resolve()` fills in what is left open; one that is resumed keeps what it was started with."""
+
+    source: str
+    """A run, whose tokenizer then encodes its own data set; or a token file that `topovq encode` wrote."""
+    run: Path | None = None
+    """The run of the tokenizer that wrote the token file."""
+    out: Path | None = None
+    """Folder of the prior; runs/ID if not given, the id being the hash of the configuration."""
+    labels: bool = False
+    """Learn the classes, too: the labels of cifar10, else the folder that an image lies in (cat/1.png)."""
+    images: int | None = None
+    """How many crops to encode where a data set draws crops endlessly (photos); 100,000, or 8,192 if small."""
+    preset: Literal["auto", "small", "full"] = "full"
+    """Sizes that are not given: full, small (minutes on a CPU), or auto (full on a GPU, else small)."""
+
+    head: str = "map"
+    """map (a row of the map, then a column), flat (one softmax over all codes) or tied (flat, tied to the codes)."""
+    smoothing: float = 0.0
+    """Label smoothing on the map: cells that targets are spread over at first. The width falls to nothing over the
+    first half of the steps. 0 for none."""
+    dim: int | None = None
+    """Width of the transformer; 384, or 128 if small."""
+    layers: int | None = None
+    """Layers of the transformer; 6, or 4 if small."""
+    heads: int | None = None
+    """Attention heads; 6, or 4 if small."""
+
+    steps: int | None = None
+    """Training steps; 10,000, or 1,000 if small."""
+    batch_size: int | None = None
+    """Images per step over all processes; 128, or 32 if small."""
+    learning_rate: float = 1e-3
+    """AdamW's highest learning rate: it rises over the first steps and falls along a cosine."""
+    weight_decay: float = 0.05
+    """AdamW's weight decay."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    seed: int = 0
+    """Of the weights and of the order of the images."""
+
+    validate_every: int | None = None
+    """Steps between validations; if not given there are ten. The model that is kept is the best of them."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; if not given, at every validation and at least every 1,000 steps."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints stay."""
+    log_every: int | None = None
+    """Steps between looks at the training loss; if not given there are a hundred, at most 100 steps apart."""
+    resume: bool = False
+    """Continue in OUT from its newest checkpoint; starts if there is none."""
+
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda or cuda:N."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """auto is bf16 autocast on CUDA and fp32 on the CPU."""
+    compile: bool | None = None
+    """torch.compile the transformer; if not given, on CUDA only (it takes half a minute to start)."""
+
+    def resolve(self, device_type: str) -> PriorConfig:
+        """Check every value and fill in those left open; `device_type` is "cpu" or "cuda"."""
+        check_name("preset", self.preset, ("auto", *PRESETS))
+        check_name("head", self.head, HEADS)
+        check_name("precision", self.precision, ("auto", "bf16", "fp32"))
+        small = self.preset == "small" or (self.preset == "auto" and device_type == "cpu")
+        defaults = PRESETS["small" if small else "full"] | self._started()
+
+        def chosen(name: str, otherwise: int | None = None) -> Any:
+            given = getattr(self, name)
+            return given if given is not None else defaults.get(name, otherwise)
+
+        steps = chosen("steps")
+        every = chosen("validate_every", max(1, round(steps / VALIDATIONS)))
+        resolved = dataclasses.replace(
+            self,
+            **{name: chosen(name) for name in ("images", "dim", "layers", "heads", "steps", "batch_size")},
+            validate_every=every,
+            checkpoint_every=chosen("checkpoint_every", min(1_000, every)),
+            log_every=chosen("log_every", max(1, min(100, steps // 100))),
+            precision=self.precision if self.precision != "auto" else "bf16" if device_type == "cuda" else "fp32",
+            compile=self.compile if self.compile is not None else device_type == "cuda",
+        )
+        for name in COUNTS:
+            value = getattr(resolved, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        for name in ("learning_rate", "clip"):
+            if not 0 < getattr(resolved, name) < math.inf:
+                raise ValueError(f"{name}={getattr(resolved, name)!r} must be a number above 0")
+        for name in ("smoothing", "weight_decay"):
+            if not 0 <= getattr(resolved, name) < math.inf:
+                raise ValueError(f"{name}={getattr(resolved, name)!r} must be a number of at least 0")
+        if 0 < resolved.smoothing < LAST_WIDTH:
+            raise ValueError(f"smoothing={resolved.smoothing!r} must be 0, or at least {LAST_WIDTH} cells of the map")
+        if resolved.out is None:
+            resolved.out = Path("runs") / resolved.run_id
+        return resolved
+
+    def _started(self) -> dict[str, Any]:
+        """The first line of the record of the training that is resumed; empty where none is."""
+        if not self.resume or self.out is None or not (self.out / RECORD_FILE).exists():
+            return {}
+        return read_record(self.out / RECORD_FILE)[0]
+
+    @property
+    def run_id(self) -> str:
+        """12 hex digits: the hash of the resolved values of the fields in IDENTITY."""
+        values = self.as_dict()
+        identity = {name: values[name] for name in IDENTITY}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as JSON-able values, as the record's first line has it."""
+        values = {name: v for name, v in dataclasses.asdict(self).items() if name not in NOT_IN_RECORD}
+        return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0 on."""
+        assert self.steps is not None
+        rising = max(1, round(WARM_UP * self.steps))
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        progress = min(1.0, (step - rising) / max(1, self.steps - rising))
+        return self.learning_rate * (LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * progress)) / 2)
+
+    @property
+    def widths(self) -> Schedule | None:
+        """How the width of smoothed targets falls; None where none are smoothed."""
+        assert self.steps is not None
+        span = max(1, round(SMOOTHED * self.steps))
+        return Schedule.exponential(self.smoothing, LAST_WIDTH, span) if self.smoothing else None
+
+
+def check_started(config: PriorConfig) -> list[dict[str, Any]]:
+    """Refuse a folder in which another prior was begun; the lines of the record of this one, if there are any."""
+    folder = config.out
+    assert folder is not None
+    started = (folder / RECORD_FILE).exists()
+    if not config.resume and (started or checkpoints(folder)):
+        raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
+    lines = read_record(folder / RECORD_FILE) if started else []
+    if lines:
+        _compare(folder, lines[0], config.as_dict())
+    return lines
+
+
+def _compare(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    differing = [name for name in IDENTITY if name != "steps" and theirs.get(name) != ours[name]]
+    if differing:
+        before = ", ".join(f"{name}={theirs.get(name)!r}" for name in differing)
+        now = ", ".join(f"{name}={ours[name]!r}" for name in differing)
+        raise ValueError(f"the prior in {folder} was started with {before} but is resumed with {now}")

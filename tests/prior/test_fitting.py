@@ -1,0 +1,174 @@
+"""Training a prior: stopping, resuming, ranks, token files, labels, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny_prior import tiny_prior
+
+from topovq.prior import Prior
+from topovq.prior import fitting as fitting_module
+from topovq.prior.fitting import Fit, fit
+from topovq.prior.settings import LAST_WIDTH, PriorConfig
+from topovq.storage import model_id
+from topovq.tokenizer.tokenfile import open_writer
+from topovq.tokenizer.tokens import encode
+from topovq.tokenizer.training import Interrupted, read_record
+
+TINY = Path(__file__).parent / "tiny_prior.py"
+
+
+def figures(folder: Path) -> dict[int, Any]:
+    lines = [line for line in read_record(folder / "record.jsonl") if line["event"] == "validation"]
+    return {line["step"]: (line["loss"], line["train_loss"]) for line in lines}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted training, with labels that are hidden at random and targets that are smoothed at random."""
+    out = tmp_path_factory.mktemp("whole") / "prior"
+    fit(tiny_prior(run, out, labels=True, smoothing=1.0), quiet=True)
+    return out
+
+
+def test_a_prior_that_is_stopped_goes_on_as_if_it_had_not_been(run, whole, tmp_path, monkeypatch) -> None:
+    out, step = tmp_path / "prior", Fit._step
+
+    def press(self: Fit) -> None:
+        step(self)
+        if self.step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "_step", press)
+        with pytest.raises(Interrupted, match=r"stopped at step 6 of 12.*--resume continues") as stopped:
+            fit(tiny_prior(run, out, labels=True, smoothing=1.0), quiet=True)
+    assert stopped.value.exit_code == 130
+    with pytest.raises(FileExistsError, match="--resume"):
+        fit(tiny_prior(run, out, labels=True, smoothing=1.0), quiet=True)
+    with pytest.raises(ValueError, match=r"started with smoothing=1.0 but is resumed with smoothing=2.0"):
+        fit(tiny_prior(run, out, labels=True, smoothing=2.0, resume=True), quiet=True)
+    fit(tiny_prior(run, out, labels=True, smoothing=1.0, resume=True), quiet=True)
+    assert figures(out) == figures(whole)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(out).items())
+    before = (out / "record.jsonl").read_bytes()
+    monkeypatch.setattr(fitting_module, "make_corpus", None)  # one that is finished is not repeated
+    assert fit(tiny_prior(run, out, labels=True, smoothing=1.0, resume=True)).best_loss == min(
+        loss for loss, _ in figures(whole).values()
+    )
+    assert (out / "record.jsonl").read_bytes() == before
+
+
+def test_two_processes_do_what_one_does(run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TINY)]
+    done = subprocess.run([*command, str(run), str(tmp_path / "two")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    fit(tiny_prior(run, tmp_path / "one"), quiet=True)
+    for name, ours in weights(tmp_path / "two").items():
+        torch.testing.assert_close(ours, weights(tmp_path / "one")[name], rtol=1e-3, atol=1e-4)
+    assert read_record(tmp_path / "two" / "record.jsonl")[0]["world_size"] == 2
+
+
+def test_what_a_prior_is_and_where_its_tokenizer_lies(run: Path, whole: Path) -> None:
+    prior = Prior.from_pretrained(whole)
+    assert prior.tokenizer == model_id(run)
+    assert prior.run == str(run)
+    assert prior.class_names == ["blue", "green", "red", "white"]
+    first = read_record(whole / "record.jsonl")[0]
+    assert (first["train_images"], first["validation_images"], first["classes"]) == (80, 16, 4)
+
+
+def test_the_best_validation_is_kept(run: Path, tmp_path: Path, monkeypatch) -> None:
+    losses = iter([2.0, 1.0, 3.0])
+    monkeypatch.setattr(Fit, "validated", lambda self: {"loss": next(losses), "bits_per_token": 0, "bits_per_image": 0})
+    kept = []
+    monkeypatch.setattr(fitting_module, "write_files", lambda folder, files: kept.append(files["model.safetensors"]))
+    result = fit(tiny_prior(run, tmp_path / "prior"), quiet=True)
+    assert (result.best_loss, len(kept)) == (1.0, 2)
+    at_8 = (tmp_path / "prior" / "checkpoints" / "step-00000008" / "model.safetensors").read_bytes()
+    assert kept[1] == at_8
+
+
+def test_validation_is_the_mean_over_all_tokens(run: Path, tmp_path: Path) -> None:
+    result = fit(tiny_prior(run, tmp_path / "prior", steps=4), quiet=True)
+    prior = Prior.from_pretrained(tmp_path / "prior")
+    tokens = safetensors.torch.load_file(tmp_path / "prior" / "tokens.safetensors")["validation"].long()
+    with torch.no_grad():
+        expected = -prior.log_probs(tokens).mean().item()
+    assert result.validation["loss"] == pytest.approx(expected, rel=1e-5)
+    assert result.validation["bits_per_token"] == pytest.approx(expected / math.log(2), rel=1e-5)
+    assert result.validation["bits_per_image"] == pytest.approx(prior.length * expected / math.log(2), rel=1e-5)
+
+
+def test_a_token_file_gives_the_same_prior_as_the_run(run: Path, whole: Path, tmp_path: Path) -> None:
+    pictures = Path(read_record(run / "record.jsonl")[0]["data"])
+    encode(run, pictures, tmp_path / "tokens.parquet", device="cpu", workers=0)
+    out = tmp_path / "prior"
+    fit(tiny_prior(tmp_path / "tokens.parquet", out, run=run, labels=True, smoothing=1.0), quiet=True)
+    assert figures(out) == figures(whole)
+
+
+def write_file(path: Path, names: list[str], tokens: torch.Tensor, model: str | None = None) -> Path:
+    with open_writer(path, [tuple(tokens.shape[1:])], 1 << 17, model) as writer:
+        writer.write(names, [tokens])
+    return path
+
+
+def test_tokens_and_labels_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
+    names = [f"{'cat' if i % 2 else 'dog'}/{i}.png" for i in range(40)]
+    good = torch.randint(12, (40, 4, 4))
+
+    def refused(match: str, names: list[str] = names, tokens: torch.Tensor = good, **changes: Any) -> None:
+        model = changes.pop("model", None)
+        path = write_file(tmp_path / "tokens.parquet", names, tokens, model)
+        with pytest.raises(ValueError, match=match):
+            fit(tiny_prior(path, tmp_path / "prior", **{"run": run, "labels": True, **changes}), quiet=True)
+
+    refused(r"whose tokens does .* hold\? Give the run that encoded them: --run RUN", run=None)
+    refused(r"written by another tokenizer \(abababababab\)", model="ab" * 32)
+    refused(
+        r"holds tokens from 0 to 12; the tokenizer's codes are 0 to 11",
+        tokens=good.clone().index_fill_(0, torch.tensor(3), 0).index_fill_(0, torch.tensor(4), 12),
+    )
+    refused(
+        r"shapes \[\(8, 8\)\] an image; the tokenizer's are \[\(4, 4\)\]",
+        tokens=torch.zeros(40, 8, 8, dtype=torch.long),
+    )
+    refused(r"the image '0.png' has no label", names=[f"{i}.png" for i in range(40)])
+    refused(r"lie in 1 folders \(cat\): expected 2 to 1,024 classes", names=[f"cat/{i}.png" for i in range(40)])
+    sides = [f"train/{name}" for name in names[:30]] + [f"val/bird/{i}.png" for i in range(10)]
+    refused(r"no training image has the label 'bird'", names=sides)
+    with pytest.raises(ValueError, match=r"is a run already; --run"):
+        fit(tiny_prior(run, tmp_path / "prior", run=run), quiet=True)
+
+
+def test_settings() -> None:
+    config = PriorConfig("run", steps=100, learning_rate=1.0, smoothing=4.0).resolve("cpu")
+    assert (config.rate(0), config.rate(4)) == (0.2, 1.0)  # five steps of rising
+    assert config.rate(5) == 1.0
+    assert config.rate(100) == pytest.approx(0.1)
+    assert config.widths is not None
+    assert [config.widths(torch.tensor(t)).item() for t in (0, 50)] == pytest.approx([4.0, LAST_WIDTH])
+    assert PriorConfig("run", preset="auto").resolve("cuda").dim == 384
+    assert PriorConfig("run", preset="auto").resolve("cpu").dim == 128
+    for field, value, match in (
+        ("steps", 0, "steps=0 must be a whole number"),
+        ("smoothing", 0.1, "smoothing=0.1 must be 0, or at least 0.3"),
+        ("head", "round", "unknown head 'round'"),
+        ("learning_rate", math.nan, "learning_rate=nan"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            PriorConfig("run", **{field: value}).resolve("cpu")

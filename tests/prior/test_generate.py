@@ -1,0 +1,183 @@
+"""New images from a prior and completed ones, from Python and by the commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_runs import make_run
+from tiny_prior import tiny_prior
+
+import topovq
+from topovq.cli import main
+from topovq.prior import Prior
+from topovq.prior.fitting import fit
+from topovq.prior.generate import complete, draw, kept_steps, open_prior, sample, sheet
+from topovq.tokenizer.tokenfile import model_of, read_tokens
+from topovq.tokenizer.tokens import decode
+from topovq.tokenizer.training import read_record
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.asarray(Image.open(path)).astype(int)
+
+
+def test_samples_are_of_their_class(run: Path, labeled: Path, tmp_path: Path) -> None:
+    """Images, tokens that decode to the same images, and a sheet with a column for each class."""
+    shown = sample(labeled, 8, tmp_path / "new", guidance=1.5, seed=3, device="cpu")
+    images = sorted(path.relative_to(tmp_path / "new" / "images") for path in shown.parent.rglob("images/*/*.png"))
+    first = {"blue": 0, "green": 1, "red": 2, "white": 3}
+    assert list(map(str, images)) == [f"{name}/0000{i + 4 * turn}.png" for name, i in first.items() for turn in (0, 1)]
+    mean = {name: pixels(tmp_path / "new" / "images" / name).mean((0, 1)) for name in map(str, images)}
+    model, data = topovq.load(run), Path(read_record(run / "record.jsonl")[0]["data"])
+    decoded = {name: model.decode(model.encode(data / "val" / name / "0.png")) for name in first}
+    for name, color in mean.items():  # the class whose images, once decoded, are nearest in color is its own
+        away = {c: abs(color - image[0].double().mean((1, 2)).numpy()).sum() for c, image in decoded.items()}
+        assert min(away, key=away.get) == name.split("/")[0], (name, away)
+    assert pixels(shown).shape == (2 * 18 + 2, 4 * 18 + 2, 3)
+    tokens = tmp_path / "new" / "tokens.parquet"
+    assert model_of(tokens) == open_prior(labeled).prior.tokenizer
+    decode(run, tokens, tmp_path / "decoded", device="cpu")
+    for name in mean:
+        assert (pixels(tmp_path / "decoded" / name) == pixels(tmp_path / "new" / "images" / name)).all()
+
+
+def test_seeds_and_batches(labeled: Path) -> None:
+    pair = open_prior(labeled, device="cpu")
+    assert torch.equal(draw(pair, 6, seed=1), draw(pair, 6, seed=1))
+    assert torch.equal(draw(pair, 6, seed=1), draw(pair, 6, seed=1, batch_size=4))
+    assert not torch.equal(draw(pair, 6, seed=1), draw(pair, 6, seed=2))
+
+
+def test_a_completed_image_keeps_its_upper_half(run: Path, labeled: Path, tmp_path: Path) -> None:
+    data = Path(read_record(run / "record.jsonl")[0]["data"])
+    picture = pixels(complete(labeled, data / "val" / "red" / "0.png", tmp_path / "all.png", number=3, device="cpu"))
+    assert picture.shape == (20, 5 * 18 + 2, 3)
+    original, kept, *drawn = (picture[2:18, 2 + 18 * i : 18 + 18 * i] for i in range(5))
+    assert (kept[:8] == original[:8]).all()
+    assert (kept[8:] == 255).all()
+    for each in drawn:  # the tokens of the upper half are the same; the decoder looks around
+        assert abs(each[:4] - original[:4]).mean() < 12
+        assert each[..., 0].mean() > each[..., 2].mean()  # and the rest follows them: it is red
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"model": "vqvae2"}, {"quantizer": "residual", "quantizer_options": {"num_quantizers": 2}}],
+    ids=["levels", "stages"],
+)
+def test_levels_and_stages_from_training_to_pictures(kind: dict, run: Path, tmp_path: Path) -> None:
+    data = read_record(run / "record.jsonl")[0]["data"]
+    deep = make_run(tmp_path / "run", data=data, image_size=16, workers=0, **kind)
+    result = fit(tiny_prior(deep, tmp_path / "prior", steps=4), quiet=True)
+    bits = [result.validation["bits_0"], result.validation["bits_1"]]
+    prior = open_prior(tmp_path / "prior").prior
+    share = [len(prior.steps(slot)) / prior.length for slot in (0, 1)]
+    assert result.validation["bits_per_token"] == pytest.approx(share[0] * bits[0] + share[1] * bits[1])
+    sample(tmp_path / "prior", 2, tmp_path / "new", device="cpu")
+    _, levels = next(read_tokens(tmp_path / "new" / "tokens.parquet", 2))
+    assert [tuple(level.shape[1:]) for level in levels] == prior.shapes
+    complete(tmp_path / "prior", tmp_path / "new" / "images" / "00000.png", tmp_path / "all.png", device="cpu")
+
+
+def test_which_tokens_are_kept_of_two_levels() -> None:
+    grid = topovq.Grid(4).to_dict()
+    prior = Prior([[2, 2], [4, 1]], [grid, grid], dim=8, layers=1, heads=1)
+    assert kept_steps(prior, 0.5).tolist() == [True] * 2 + [False] * 2 + [True] * 2 + [False] * 2
+    assert not kept_steps(prior, 0.0).any()
+    with pytest.raises(ValueError, match=r"keep=1.0 must be at least 0 and below 1"):
+        kept_steps(prior, 1.0)
+
+
+def test_a_sheet_of_three_images_by_hand() -> None:
+    images = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1)
+    w = 255
+    rows = [[w, w, 0, w, w, 1, w, w], [w, w, 2, w, w, w, w, w]]
+    assert sheet(images)[0, 2].tolist() == rows[0]
+    assert sheet(images)[0, 5].tolist() == rows[1]
+    assert sheet(images).shape == (1, 8, 8)
+
+
+def end_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Exit code and what was said."""
+    code = 0
+    try:
+        main([*map(str, arguments), "--device", "cpu"])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--steps", 6, "--batch-size", 8, "--dim", 16, "--heads", 2, "--layers", 1]
+    out, new = tmp_path / "prior", tmp_path / "new"
+    code, said = end_of(capsys, "prior", run, "--out", out, "--labels", *sizes)
+    assert code == 0, said
+    assert "tokens of 80 training and 16 validation images of 4 classes, 16 an image" in said
+    assert "bits a token" in said
+    assert f"topovq sample {out} -o samples" in said.replace("\n", "")
+    code, said = end_of(capsys, "sample", out, "-n", 5, "--label", "red", "--top-p", 0.9, "-o", new)
+    assert (code, "5 images in" in said) == (0, True), said
+    assert len(list(new.rglob("images/red/*.png"))) == 5
+    names, (tokens,) = next(read_tokens(new / "tokens.parquet", 100))
+    assert (names[0], tokens.shape) == ("red/00000.png", (5, 4, 4))
+    code, said = end_of(capsys, "complete", out, new / "images" / "red" / "00000.png", "-o", tmp_path / "all.png")
+    assert (code, (tmp_path / "all.png").is_file()) == (0, True), said
+    assert topovq.load(out).classes == 4
+    main(["runs", str(tmp_path)])
+    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["prior", "tokenizer", "prior", "12", "6"]
+
+    def refused(words: str, *arguments: object) -> None:
+        code, said = end_of(capsys, *arguments)
+        assert code == 2
+        assert words in " ".join(said.split()), said
+        assert said.count("\n") == 1  # one sentence, no traceback
+
+    to = ("-o", tmp_path / "other")
+    refused("is there already; --force", "sample", out, "-o", new)
+    refused(
+        "unknown label 'rde' (did you mean 'red'?); valid: blue, green, red, white",
+        "sample",
+        out,
+        "--label",
+        "rde",
+        *to,
+    )
+    refused("label 4 is out of range: the prior's 4 classes are 0 to 3", "sample", out, "--label", "4", *to)
+    refused("temperature=-1.0 must be a finite number of at least 0", "sample", out, "--temperature", "-1", *to)
+    refused("top_p=2.0 must be above 0 and at most 1", "sample", out, "--top-p", "2", *to)
+    refused("there is no prior in", "sample", tmp_path, *to)
+    refused("holds no prior, but 'vqvae'", "sample", run, *to)
+    refused("already holds a run; add --resume", "prior", run, "--out", out)
+    refused("is a prior, not a tokenizer: `topovq sample`", "evaluate", out)
+    moved = json.loads((out / "config.json").read_text()) | {"run": str(tmp_path / "gone")}
+    shutil.copytree(out, tmp_path / "moved")
+    (tmp_path / "moved" / "manifest.json").unlink()
+    (tmp_path / "moved" / "config.json").write_text(json.dumps(moved))
+    refused("is not at", "sample", tmp_path / "moved", *to)
+
+
+def test_another_tokenizer_and_missing_classes_are_refused(run: Path, labeled: Path, tmp_path: Path, capsys) -> None:
+    torch.manual_seed(1)
+    other = topovq.load(run)
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    other.save_pretrained(tmp_path / "other")
+    code, said = end_of(capsys, "sample", labeled, "--run", tmp_path / "other", "-o", tmp_path / "new")
+    assert code == 2
+    assert "belongs to another tokenizer" in said
+    assert not (tmp_path / "new").exists()
+    prior = Prior.of(topovq.load(run), dim=16, layers=1, heads=2, run=str(run))
+    prior.save_pretrained(tmp_path / "plain")
+    code, said = end_of(capsys, "sample", tmp_path / "plain", "--label", "red", "-o", tmp_path / "new")
+    assert code == 2
+    assert "this prior knows no classes: it was trained without --labels" in " ".join(said.split())
+    code, said = end_of(capsys, "sample", tmp_path / "plain", "--guidance", 2, "-o", tmp_path / "new")
+    assert code == 2
+    assert "guidance=2.0 needs labels" in said
