@@ -15,18 +15,23 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from experiments.clients import draw_clients, make_clients, run_missing
-from experiments.figures import FIGURES, FROM_RECORDS, draw, figures_of, needs
+from experiments import clients, prior_study
+from experiments.figures import FIGURES, draw, figures_of, needs
+from experiments.parts import FROM_RECORDS, TRACED
 from experiments.plots import save
 from experiments.runs import Records, missing, run_all
 from experiments.scale import draw_scale, make_scale
-from experiments.specs import CLIENTS, QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
+from experiments.specs import CLIENTS, PRIOR, QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
 from experiments.tables import FORMATS, Table, as_csv, make_table, markdown
 from topovq.exits import one_line_errors
 from topovq.storage import write_atomic
 from topovq.tokenizer.models import check_name
 
 EVERYTHING = "all"
+STUDIES = {  # what runs, what makes the table, what draws it
+    CLIENTS: (clients.run_missing, clients.make_clients, clients.draw_clients),
+    PRIOR: (prior_study.run_missing, prior_study.make_prior_table, prior_study.draw_prior),
+}
 MOST_QUICK_JOBS = 4  # processes of the quick version: each takes seconds to start
 PROGRAM = "python -m experiments"
 DESCRIPTION = f"""Make a table or figure of the paper, ours beside theirs: train what is missing, then draw it.
@@ -39,8 +44,9 @@ Runs that were cut off are resumed, finished ones are skipped: the same command 
   {PROGRAM} main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000 --batch-size 32
   {PROGRAM} scale --codebooks 512 4096 --render-only --partial --format markdown
 
-Tables of the paper: {", ".join(TABLES)}. Tables of our own: scale, a study of large codebooks, and clients, a study of
-quantizers in a modern tokenizer (its images lie in the folder --data-path, as imagenet160/*.tar and faces256/*.tar).
+Tables of the paper: {", ".join(TABLES)}. Tables of our own: scale, a study of large codebooks; clients, a study of
+quantizers in a modern tokenizer (its images lie in the folder --data-path, as imagenet160/*.tar and faces256/*.tar);
+and prior, a study of models over tokens (its images lie there, too, CIFAR-10 among them).
 `all` makes the paper's tables and figures. Figures:
 
 """ + "\n".join(f"  {name:16}{text}" for name, text in FIGURES.items())
@@ -52,6 +58,10 @@ class Command(Options):
     """Name of a table or of a figure, or all."""
     quick: bool = False
     """A small version on the photographs that come with the package, on the CPU."""
+    codebooks: Annotated[tuple[int, ...] | None, arg(metavar="K [K ...]")] = None
+    """Only these sizes of the codebook (in scale)."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("reproduced")
+    """Folder for the tables (CSV, markdown) and figures (PNG, SVG)."""
 
     def __post_init__(self) -> None:
         """Values are checked by `options`: a mistake is one line of ours there, and a box of tyro's here."""
@@ -68,9 +78,9 @@ def make(
 
     `say` is told how things go, `show` gets each table in the format asked for.
     """
-    check_name("table or figure", name, (*TABLES, SCALE, CLIENTS, *FIGURES, EVERYTHING))
-    if name == CLIENTS:
-        return make_study(options, say, show)
+    check_name("table or figure", name, (*TABLES, SCALE, *STUDIES, *FIGURES, EVERYTHING))
+    if name in STUDIES:
+        return make_study(name, options, say, show)
     tables = tables_of(options.dataset) if name == EVERYTHING else [name] if name not in FIGURES else []
     figures = figures_of(options.dataset) if name == EVERYTHING else [name] if name in FIGURES else []
     if options.codebooks is not None and figures:
@@ -85,18 +95,27 @@ def make(
         written += write(table, options.out)
         if each == SCALE:
             written += save(draw_scale(table), options.out, table.name)
+    left_out = []
     for each in figures:
-        written += draw(each, options)
+        try:
+            written += draw(each, options)
+        except FileNotFoundError:  # of a model or a run, since nothing is to be run
+            if name != EVERYTHING or not (options.render_only or each in TRACED) or each in FROM_RECORDS:
+                raise
+            left_out.append(each)
+    if left_out:
+        say(f"not drawn, since their models or runs are not in {options.runs}: {', '.join(left_out)}")
     return written
 
 
-def make_study(options: Options, say: Callable[[str], None], show: Callable[[str], object]) -> list[Path]:
-    """`make` of the study `clients`, whose runs are not those of the trainer."""
+def make_study(name: str, options: Options, say: Callable[[str], None], show: Callable[[str], object]) -> list[Path]:
+    """`make` of a study whose runs are not those of the trainer."""
+    run_missing, make_study_table, draw_study = STUDIES[name]
     if not options.render_only:
         run_missing(options, say)
-    table = make_clients(options)
+    table = make_study_table(options)
     show(FORMATS[options.format](table))
-    figure = draw_clients(table)
+    figure = draw_study(table)
     return [*write(table, options.out), *(save(figure, options.out, table.name) if figure else [])]
 
 

@@ -25,7 +25,7 @@ import tarfile
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -42,7 +42,7 @@ from torch import Tensor
 if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it; its models do not use it
     sys.modules["rich"] = types.ModuleType("rich")
 
-from experiments.methods import UNORDERED, Cell, build, cells
+from experiments.methods import ALONE, UNORDERED, Cell, build, cells
 from topovq.grid import Grid
 from topovq.metrics import perplexity, ssim, topographic_error
 from topovq.tokenizer.models.vqgan import Decoder, Encoder
@@ -53,6 +53,7 @@ LEAST_CROPS = 18  # of a validation image
 AT_ONCE = 256  # crops, in a measure
 ORDERED = 16_384  # vectors that the topographic error is taken over
 WARM_UP = 20  # steps before the clock runs
+TIMED = 120  # steps of a run alone, where several are trained at once
 VERSIONS_OF = ("topovq", "torch", "numpy", "vector-quantize-pytorch")
 BROKEN = 4  # the exit code where the device can no longer be used: a new process goes on
 
@@ -273,23 +274,50 @@ class Run:
         return row
 
 
-def run(cell: Cell, train: Tensor, val: Tensor, graph: bool = True) -> dict[str, Any]:
-    """The record of a run, but for what it ran on."""
+def run(cells: Sequence[Cell], train: Tensor, val: Tensor, graph: bool = True) -> list[dict[str, Any]]:
+    """The records of runs, but for what they ran on. Several are trained at once, after each was timed alone."""
     begin = time.perf_counter()
-    training, rows = Run(cell, train, val, graph), []
-    for stop in (round(cell.steps / 3), round(2 * cell.steps / 3), cell.steps):
-        training.advance(stop)
-        rows.append(training.measure())
-    return {
-        "study": "clients",
-        "cell": asdict(cell),
-        "rows": rows,
-        "ms": 1e3 * training.seconds / max(1, training.timed),
-        "graph": training.graphed,
-        "seconds": time.perf_counter() - begin,
-        "train_images": len(train),
-        "val_images": len(val),
-    }
+    runs = [Run(cell, train, val, graph) for cell in cells]
+    rows: list[list[dict[str, Any]]] = [[] for _ in runs]
+    if len(runs) > 1:
+        for training in runs:
+            training.advance(TIMED)
+    for third in (1, 2, 3):
+        stops = [round(third * training.cell.steps / 3) for training in runs]
+        if len(runs) > 1:
+            together(runs, stops)
+        else:
+            runs[0].advance(stops[0])
+        for measured, training in zip(rows, runs):
+            measured.append(training.measure())
+    seconds = (time.perf_counter() - begin) / len(runs)
+    return [
+        {
+            "study": "clients",
+            "cell": asdict(training.cell),
+            "rows": measured,
+            "ms": 1e3 * training.seconds / max(1, training.timed),
+            "graph": training.graphed,
+            "at_once": len(runs),
+            "seconds": seconds,
+            "train_images": len(train),
+            "val_images": len(val),
+        }
+        for training, measured in zip(runs, rows)
+    ]
+
+
+def together(runs: Sequence[Run], stops: Sequence[int]) -> None:
+    """Advance runs that have their graphs, each on a stream of its own: small kernels leave room for one another."""
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in runs]
+    while any(training.done < stop for training, stop in zip(runs, stops)):
+        for training, stop, stream in zip(runs, stops, streams):
+            if training.done < stop and training.graph is not None:
+                with torch.cuda.stream(stream):
+                    training.graph.replay()
+                training.done += 1
+    torch.cuda.synchronize()
 
 
 # Many runs
@@ -325,42 +353,64 @@ def run_cells(
     folder: Path | None,
     *,
     until: float = math.inf,
+    at_once: int = 1,
     commit: str | None = None,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Add the records of those runs that `out` does not have. One that would not end before the time `until` is left
-    out; one that fails leaves a record that says so, and is tried once more without a CUDA graph."""
+    """Add the records of those runs that `out` does not have, `at_once` of a size together on a GPU. One that would not
+    end before the time `until` is left out; one that fails leaves a record that says so, and is tried once more without
+    a CUDA graph."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = environment(device, commit)
     known = read(out)
     tried = {Cell(**record["cell"]).id: "failed" in record and record["graph"] for record in known}
     pace = {record["cell"]["method"]: record["seconds"] / record["cell"]["steps"] for record in known if "ms" in record}
     images: dict[str, tuple[Tensor, Tensor]] = {}
-    for cell in wanted:
-        if not tried.get(cell.id, True):
-            continue
-        if time.time() + 1.1 * cell.steps * pace.get(cell.method, max(pace.values(), default=0.0)) > until:
-            say(f"left out, there is no time: {cell.name}")
+    queue = groups([cell for cell in wanted if tried.get(cell.id, True)], at_once if device.type == "cuda" else 1)
+    while queue:
+        group = queue.pop(0)
+        cell = group[0]
+        needed = sum(each.steps * pace.get(each.method, max(pace.values(), default=0.0)) for each in group)
+        if time.time() + 1.1 * needed > until:
+            say(f"left out, there is no time: {', '.join(each.name for each in group)}")
             continue
         if cell.data not in images:
             images[cell.data] = tuple(load_images(folder, cell.data, split).to(device) for split in ("train", "val"))  # type: ignore[assignment]
         graph, broken = device.type == "cuda" and cell.id not in tried, False
         try:
-            record = run(cell, *images[cell.data], graph)
-            pace[cell.method] = record["seconds"] / cell.steps
+            records = run(group, *images[cell.data], graph)
+            pace |= {each.method: record["seconds"] / each.steps for each, record in zip(group, records)}
         except (RuntimeError, ValueError, ImportError) as error:
             traceback.print_exc(limit=-4)
             broken = "CUDA" in str(error) and not isinstance(error, torch.OutOfMemoryError)
-            failed = str(error).splitlines()[0]
-            record = {"study": "clients", "cell": asdict(cell), "failed": failed, "graph": graph}
+            if len(group) > 1 and not broken:
+                queue[:0] = [[each] for each in group]
+                continue
+            failed = {"failed": str(error).splitlines()[0], "graph": graph}
+            records = [{"study": "clients", "cell": asdict(each), **failed} for each in group]
         with open(out, "a") as file:
-            file.write(json.dumps({**record, **facts}) + "\n")
-        say(summary(cell, record))
+            file.writelines(json.dumps({**record, **facts}) + "\n" for record in records)
+        for each, record in zip(group, records):
+            say(summary(each, record))
         if broken:
             sys.exit(BROKEN)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def groups(wanted: Iterable[Cell], at_once: int) -> list[list[Cell]]:
+    """Neighbors that may run together: of one length on the same images, no method twice, all in CUDA graphs."""
+    found: list[list[Cell]] = []
+    for cell in wanted:
+        last = found[-1] if found else []
+        alike = last and (last[0].data, last[0].steps, last[0].crop) == (cell.data, cell.steps, cell.crop)
+        new = cell.method not in {each.method for each in last}  # one that draws numbers in its graph may do so alone
+        if alike and new and len(last) < at_once and not {cell.method, last[0].method} & set(ALONE):
+            last.append(cell)
+        else:
+            found.append([cell])
+    return found
 
 
 def summary(cell: Cell, record: dict[str, Any]) -> str:
@@ -377,6 +427,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with NAME/*.tar or NAME-train.npz and NAME-val.npz")
     parser.add_argument("--plan", type=Path, help="JSON list of cells (what they leave out is as in Cell); else all")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds: no run starts that would take longer")
+    parser.add_argument("--at-once", type=int, default=3, help="runs of a size that are trained together on a GPU")
     parser.add_argument("--commit", help="of the source, where that is not in a git repository")
     parser.add_argument("--pack", type=Path, help="only write the images of these shards to OUT-train.npz, OUT-val.npz")
     parser.add_argument("--most", type=int, help="images of each split that are packed")
@@ -392,7 +443,7 @@ def main() -> None:
         return None
     wanted = cells() if asked.plan is None else [Cell(**cell) for cell in json.loads(asked.plan.read_text())]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    run_cells(wanted, asked.out, asked.data, until=asked.until, commit=asked.commit)
+    run_cells(wanted, asked.out, asked.data, until=asked.until, at_once=asked.at_once, commit=asked.commit)
 
 
 if __name__ == "__main__":

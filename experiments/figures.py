@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from experiments.courses import draw_course
+from experiments.parts import FROM_RECORDS, TRACED, Part, Search
 from experiments.pictures import (
     NEAR,
     WIDE,
@@ -42,7 +44,21 @@ from experiments.plots import (
     save,
 )
 from experiments.runs import Images, Record, Records, check_alike, load
-from experiments.specs import IMAGES, PAPER_STEPS, QUICK, SCALE, SETTINGS, Cell, Options, cells, once, other_data
+from experiments.specs import (
+    BLOCKS,
+    IMAGES,
+    PAPER_STEPS,
+    QUICK,
+    SCALE,
+    SETTINGS,
+    Blocks,
+    Cell,
+    Options,
+    blocks_of,
+    cells,
+    once,
+    other_data,
+)
 from topovq.storage import write_atomic
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import check_name
@@ -52,6 +68,8 @@ from topovq.view.pictures import COLORS
 FIGURES = {
     "initialization": "validation loss for both initial counts, with and without updates of empty clusters",
     "perplexity": "perplexity over training, EMA-VQ and KSOM",
+    "early": "training loss of the first 1,500 steps for both initial counts, EMA-VQ",
+    "utilization": "perplexity of single training batches, EMA-VQ and KSOM",
     "neighborhoods": "the neighborhoods on a map and how they shrink (needs no runs)",
     "map": "the codebook map of a VQ-VAE, KSOM and EMA-VQ side by side",
     "maps2": "the codebook maps of a VQ-VAE-2, the other level held at one code",
@@ -61,39 +79,14 @@ FIGURES = {
     "topography": "measured: topographic error, and the distance of neighboring codes over that of any two",
     "scale-map": "of the study `scale`: a map of 16,384 codes, and how often each is used, KSOM and EMA-VQ",
 }
-FROM_RECORDS = ("initialization", "perplexity")  # the others, but for `neighborhoods`, are drawn from models
 MEASURED = ("shift-psnr", "topography")
 BLUE, VIOLET, GRAY, YELLOW = "#3f6fb5", "#7a4fa3", "#8c8c8c", "#c9a227"
 SCALE_MAP = "scale-map"
 MAPPED = 16_384  # codes of the largest map that is drawn: 128 x 128
-QUICK_SIZE = 64  # of the images of the quick VQ-VAE-2
-MOST_SEEDS = 32  # looked for where no number is asked for
 # Pixels of the images that measures are taken over: at 256x256, 32 images (two minutes on two cores) or 512.
 PIXELS = {"cpu": 2**21, "cuda": 2**25}
 MOST_IMAGES = 1_024
 ALL_IMAGES = 10_000  # that use is counted over, if there are so many
-
-
-@dataclass(frozen=True)
-class Part:
-    """One method or setting of a figure: the runs of a cell, which differ in the seed."""
-
-    look: Look
-    cell: Cell
-    second: bool = False  # not the first seeds but as many after them: the paper's second run
-    two_levels: bool = False  # a VQ-VAE-2 where the cell has a VQ-VAE
-
-    def seeds(self, number: int) -> range:
-        return range(number, 2 * number) if self.second else range(number)
-
-    def config(
-        self, seed: int, steps: int | None = None, data_path: Path | None = None, batch_size: int | None = None
-    ) -> TrainConfig:
-        config = self.cell.config(seed, steps, data_path, batch_size)
-        if not self.two_levels:
-            return config
-        options = {name: value for name, value in config.model_options.items() if name != "stride"}
-        return replace(config, model="vqvae2", image_size=QUICK_SIZE, model_options=options | {"strides": [4, 2]})
 
 
 def figures_of(dataset: str) -> list[str]:
@@ -103,8 +96,9 @@ def figures_of(dataset: str) -> list[str]:
     return [name for name in FIGURES if name != SCALE_MAP and (name != other or dataset == QUICK)]
 
 
-def panels(name: str, dataset: str) -> dict[str, list[Part]]:
+def panels(name: str, dataset: str, blocks: Blocks | None = None) -> dict[str, list[Part]]:
     """The parts of a figure, panel by panel."""
+    blocks = blocks_of("main", dataset, blocks)
     check_name("figure", name, FIGURES)
     if name == SCALE_MAP:
         known = {cell.codebook_size or 0 for cell in cells(SCALE, dataset)}
@@ -119,12 +113,18 @@ def panels(name: str, dataset: str) -> dict[str, list[Part]]:
     if name == "neighborhoods":
         return {}
     if name == "initialization":
-        return {"EMA-VQ": _initializations(dataset, "ema"), "KSOM, hard": _initializations(dataset, "ksom")}
+        return {
+            "EMA-VQ": _initializations(dataset, "ema", blocks),
+            "KSOM, hard": _initializations(dataset, "ksom", blocks),
+        }
     twins = [
-        Part(Look("KSOM", COLORS["KSOM"]), _cell(dataset, "ksom")),
-        Part(Look("EMA-VQ", COLORS["EMA-VQ"]), _cell(dataset, "ema")),
+        Part(Look("KSOM", COLORS["KSOM"]), _cell(dataset, "ksom", blocks)),
+        Part(Look("EMA-VQ", COLORS["EMA-VQ"]), _cell(dataset, "ema", blocks)),
     ]
-    if name == "perplexity":
+    if name == "early":
+        zero = _cell(dataset, "ema", blocks, "0")
+        return {"": [replace(twins[1], look=Look("N = 1", COLORS["EMA-VQ"])), Part(Look("N = 0", BLUE), zero)]}
+    if name in ("perplexity", "utilization"):
         others = {"gaussian": BLUE, "exponential": VIOLET}
         ksom, ema = twins
         others_parts = [
@@ -134,90 +134,37 @@ def panels(name: str, dataset: str) -> dict[str, list[Part]]:
     return {"": [replace(part, two_levels=name == "maps2" and dataset == QUICK) for part in twins]}
 
 
-def _initializations(dataset: str, method: str) -> list[Part]:
+def _initializations(dataset: str, method: str, blocks: Blocks) -> list[Part]:
     """The four ways to start and to update; EMA-VQ's with N = 0 a second time, since there seeds differ."""
-    parts = [Part(Look("N = 1", COLORS["EMA-VQ" if method == "ema" else "KSOM"]), _cell(dataset, method))]
-    zero = _cell(dataset, method, "0")
+    parts = [Part(Look("N = 1", COLORS["EMA-VQ" if method == "ema" else "KSOM"]), _cell(dataset, method, blocks))]
+    zero = _cell(dataset, method, blocks, "0")
     if method == "ema":
         parts += [Part(Look("N = 0", BLUE), zero), Part(Look("N = 0, other seeds", VIOLET), zero, second=True)]
     else:
         parts.append(Part(Look("N = 0", BLUE), zero))
     for count, color in (("1", YELLOW), ("0", GRAY)):
-        parts.append(Part(Look(f"N = {count}, empty not updated", color, "--"), _cell(dataset, method, count, "no")))
+        parts.append(
+            Part(Look(f"N = {count}, empty not updated", color, "--"), _cell(dataset, method, blocks, count, "no"))
+        )
     return parts
 
 
-def _cell(dataset: str, method: str, count_init: str = "1", update_empty: str = "yes") -> Cell:
+def _cell(dataset: str, method: str, blocks: Blocks, count_init: str = "1", update_empty: str = "yes") -> Cell:
     """EMA-VQ, or the paper's KSOM: hard, 2-D, tau 0.1."""
     place = ("none", "", "") if method == "ema" else ("hard", "2", "0.1")
-    return Cell("main", dataset, method, *place, count_init, update_empty)
-
-
-@dataclass(frozen=True)
-class Search:
-    """What a figure is asked to be, and the records in which its runs are looked for."""
-
-    name: str
-    options: Options
-    folders: Sequence[Path]
-    records: Records
-
-    def number(self, part: Part) -> int:
-        """How many seeds the figure has: those asked for, else those there are of this part."""
-        if self.options.seeds is not None:
-            return self.options.seeds
-        return sum(self._find(part, seed) is not None for seed in range(MOST_SEEDS))
-
-    def runs(self, part: Part, number: int) -> list[Record]:
-        """The runs of a part for so many seeds: all of them where a number was asked for, else at least one."""
-        wanted = part.seeds(max(1, number))
-        found = {seed: self._find(part, seed) for seed in wanted}
-        lacking = [seed for seed, run in found.items() if run is None]
-        enough = not lacking if self.options.seeds is not None else len(lacking) < len(wanted) or part.second
-        partial = self.options.partial and self.name in FROM_RECORDS  # a picture of one of two models would be none
-        if not enough and not partial:
-            raise FileNotFoundError(self.missing(part, lacking[0]))
-        return [run for run in found.values() if run is not None]
-
-    def of_one_seed(self, parts: Sequence[Part]) -> tuple[int, dict[str, Record]]:
-        """The first seed of which every part has its run, and these runs by their labels."""
-        for seed in range(MOST_SEEDS):
-            found = {part.look.label: run for part in parts if (run := self._find(part, seed)) is not None}
-            if len(found) == len(parts):
-                return seed, found
-        lacking = next(part for part in parts if self._find(part, 0) is None)
-        raise FileNotFoundError(self.missing(lacking, 0))
-
-    def _config(self, part: Part, seed: int) -> TrainConfig:
-        return part.config(seed, self.options.steps, batch_size=self.options.batch_size)
-
-    def _find(self, part: Part, seed: int) -> Record | None:
-        return self.records.finished(self._config(part, seed))
-
-    def missing(self, part: Part, seed: int) -> str:
-        config, options = self._config(part, seed), self.options
-        near = self.records.instead(config)
-        command = ["python -m experiments", self.name]
-        command += ["--quick"] if options.dataset == QUICK else ["--dataset", options.dataset]
-        asked = {"--steps": options.steps, "--batch-size": options.batch_size, "--seeds": options.seeds}
-        for option, value in asked.items():
-            command += [option, str(value)] if value is not None else []
-        return (
-            f"the figure {self.name!r} needs the run {config.run_id} ({part.cell.name}, seed {seed}, {config.steps:,} "
-            f"steps), which is not in {' or '.join(map(str, self.folders))}"
-            + (f" ({near})" if near else "")
-            + f"; `{' '.join(command)}` makes it"
-        )
+    return Cell("main", dataset, method, *place, count_init, update_empty, blocks=blocks)
 
 
 def needs(name: str, options: Options) -> list[TrainConfig]:
     """The runs that a figure is drawn from, each once: curves of as many seeds as the tables, pictures of one."""
+    if name in TRACED:
+        return []  # of paper_run.py
     number = options.seeds_of("main") if name in FROM_RECORDS else 1
     if name in MEASURED and options.seeds is not None:
         number = options.seeds
     return once(
         part.config(seed, options.steps, options.data_path, options.batch_size)
-        for parts in panels(name, options.dataset).values()
+        for parts in panels(name, options.dataset, options.blocks).values()
         for part in parts
         for seed in part.seeds(number)
     )
@@ -232,11 +179,13 @@ def draw(name: str, options: Options, source: Source | None = None) -> list[Path
     that makes it; a partial figure leaves curves out and says so.
     """
     out, file = options.out, f"{name}-{options.dataset}"
-    parts = panels(name, options.dataset)
     if name == "neighborhoods":
         return save(draw_neighborhoods(), out, name)
-    folders = (options.runs, *options.records) if name in FROM_RECORDS else (options.runs,)
+    folders = (options.runs, *options.records) if name in (*FROM_RECORDS, *TRACED) else (options.runs,)
     search = Search(name, options, folders, Records(folders))
+    if name in TRACED:
+        return save(draw_course(search, panels(name, options.dataset, options.blocks)[""]), out, file)
+    parts = _panels(search)
     if name in FROM_RECORDS:
         return save(_curves(search, parts), out, file)
     images = Images(source, options.data_path)
@@ -245,6 +194,16 @@ def draw(name: str, options: Options, source: Source | None = None) -> list[Path
         plot = draw_shift_scores if name == "shift-psnr" else draw_topography
         return [*save(plot(measured, caption), out, file), write_rows(measured, out / f"{file}.csv")]
     return save(_pictures(search, parts[""], images), out, file)
+
+
+def _panels(search: Search) -> dict[str, list[Part]]:
+    """The figure's parts, with the first of the residual blocks of which there is a run of every part."""
+    options = search.options
+    for blocks in BLOCKS if options.blocks is None and options.render_only else ():
+        found = panels(search.name, options.dataset, blocks)
+        if all(part.second or search.number(part) for parts in found.values() for part in parts):
+            return found
+    return panels(search.name, options.dataset, options.blocks)
 
 
 def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
@@ -378,6 +337,8 @@ def _setting(config: dict[str, Any], dataset: str) -> str:
     steps, usual = config["steps"], SETTINGS[dataset].batch_size
     quick = dataset == QUICK
     words = [f"{model} on {config['data']}", f"{config['codebook_size']:,} codes"]
+    if not quick and config["model_options"].get("residual") != "activated":
+        words.append("plain residual blocks (not the authors')")
     if images and other_data(dataset, images):
         words.append(f"{images:,} training images (the paper has about {IMAGES[dataset]:,})")
     words.append(f"{steps:,} steps" + f" (the paper {PAPER_STEPS:,})" * (steps != PAPER_STEPS and not quick))

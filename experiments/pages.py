@@ -10,22 +10,27 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from PIL import Image
 
+from experiments.choice import most_seeds
+from experiments.claim_list import csv_files
 from experiments.clients import draw_clients, make_clients
-from experiments.figures import FROM_RECORDS, draw, figures_of
+from experiments.figures import draw, figures_of
+from experiments.levels import LARGE, levels
+from experiments.paper import SHORT
+from experiments.parts import FROM_RECORDS, TRACED
 from experiments.plots import save
 from experiments.runs import Record, Records, Spread, facts
 from experiments.scale import make_scale
-from experiments.specs import CLIENTS, Cell, Dataset, Options, cells, configs
+from experiments.specs import CLIENTS, SEEDS, TABLES, Dataset, Options, cells, configs
 from experiments.tables import Table, as_csv, make_table
 from topovq.neighborhood import LEAST_START, Schedule
 from topovq.storage import write_atomic
@@ -33,15 +38,10 @@ from topovq.tokenizer.training import TrainConfig
 
 DOCS, RECORDS = (Path(__file__).parents[1] / name for name in ("docs", "records"))
 Line = dict[str, Any]  # of a CSV file
-LENGTHS: dict[Dataset, dict[str, Any]] = {  # of the runs there are; CIFAR-10 has the paper's
+LENGTHS: dict[Dataset, dict[str, Any]] = {  # of the runs that pictures are of; CIFAR-10 has the paper's
     "cifar10": {},
-    "celebahq_afhq": {"steps": 10_000, "batch_size": 32},
-    "imagenet": {"steps": 10_000, "batch_size": 32},
-}
-SEEDS: dict[Dataset, dict[str, int]] = {  # of the tables there are
-    "cifar10": {"sensitivity": 5, "main": 5, "robustness": 5, "ablation": 3, "gradient": 3},
-    "celebahq_afhq": {"main": 1, "robustness": 1},
-    "imagenet": {"main": 1, "robustness": 1},
+    "celebahq_afhq": {"blocks": "plain", **SHORT},
+    "imagenet": {"blocks": "plain", **SHORT},
 }
 SIZES = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
 BLOCKS: dict[str, Callable[[TrainConfig], TrainConfig]] = {  # what the authors' code does otherwise, one at a time
@@ -50,13 +50,13 @@ BLOCKS: dict[str, Callable[[TrainConfig], TrainConfig]] = {  # what the authors'
     ),
     "float32": lambda config: replace(config, precision="fp32"),
 }
-TOKENIZER_AT = "7207fcc"  # the runs of records/ride/package.jsonl with the rule as it is
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly
 PLOTS = (
     CLIENTS,
     "initialization",
     "perplexity",
+    *TRACED,
     "neighborhoods",
     "shift-psnr",
     "topography",
@@ -64,10 +64,18 @@ PLOTS = (
 
 
 def tables(records: Records) -> Iterator[Table]:
-    """The paper's tables and the study `scale`; cells that were not run are left empty."""
-    for dataset, names in SEEDS.items():
-        for name, seeds in names.items():
-            yield make_table(name, Options(dataset, seeds, partial=True, **LENGTHS[dataset]), records)
+    """The paper's tables and the study `scale`; cells that were not run are left empty.
+
+    At 256x256 there are two of each: of our short runs, and of the paper's length and blocks once there is a run.
+    """
+    for name in TABLES:
+        yield make_table(name, Options("cifar10", render_only=True), records)
+    for dataset, name in product(LARGE, ("main", "robustness")):
+        yield make_table(name, Options(dataset, seeds=1, partial=True, **LENGTHS[dataset]), records)
+        whole = Options(dataset, blocks="paper", partial=True)
+        if seeds := most_seeds(name, whole, records):
+            table = make_table(name, replace(whole, seeds=seeds), records)
+            yield replace(table, name=f"{table.name}-paper")
     yield make_scale(Options("cifar10", seeds=3, partial=True, codebooks=SIZES), records)
     yield make_scale(Options("celebahq_afhq", seeds=1, **LENGTHS["celebahq_afhq"]), records)
 
@@ -78,68 +86,16 @@ def clients(records: Path) -> list[Table]:
     return [make_clients(Options(runs=folder, records=(), partial=True))] if folder.is_dir() else []
 
 
-def levels(records: Records) -> list[Line]:
-    """At 256x256, the codes in use on each level at the last step."""
-    lines: list[Line] = []
-    datasets: tuple[Dataset, ...] = ("celebahq_afhq", "imagenet")
-    for dataset in datasets:
-        for cell in dict.fromkeys((*cells("main", dataset), *cells("robustness", dataset))):
-            run = records.finished(cell.config(0, **LENGTHS[dataset]))
-            if run is None or any(same(line, cell, dataset) for line in lines):
-                continue
-            last = run.validations()[-1]
-            for level, name in enumerate(("top", "bottom")):
-                lines.append({
-                    "dataset": dataset, "method": cell.method, "neighborhood": cell.neighborhood,
-                    "count_init": cell.count_init, "update_empty": cell.update_empty, "n": 1,
-                    "best_loss": round(1e3 * run.best, 3), "level": name,
-                    "used_percent": round(100 * last[f"usage_{level}"], 3),
-                    "perplexity": round(last[f"perplexity_{level}"], 1), **facts([run]),
-                })  # fmt: skip
-    return lines
-
-
-def same(line: Line, cell: Cell, dataset: str) -> bool:
-    names = ("method", "neighborhood", "count_init", "update_empty")
-    return line["dataset"] == dataset and all(line[name] == getattr(cell, name) for name in names)
-
-
 def blocks(records: Records) -> list[Line]:
     """KSOM `hard` with what the authors' code does otherwise, beside the same seeds as they are."""
-    cell = next(cell for cell in cells("main", "cifar10") if cell.neighborhood == "hard")
+    cell = next(cell for cell in cells("main", "cifar10", blocks="plain") if cell.neighborhood == "hard")
     lines = []
     for name, changed in BLOCKS.items():
-        for seed in range(SEEDS["cifar10"]["main"]):
+        for seed in range(SEEDS["plain"]):
             run, usual = records.finished(changed(cell.config(seed))), records.finished(cell.config(seed))
             if run is not None and usual is not None:
                 losses = {"loss": round(1e3 * run.best, 3), "loss_as_it_is": round(1e3 * usual.best, 3)}
                 lines.append({"change": name, "seed": seed, **losses, **facts([run])})
-    return lines
-
-
-def tokenizer(records: Path) -> list[Line]:
-    """A modern tokenizer at the end of its training, with the rule as it is (records/ride/package.jsonl)."""
-    runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for text in (records / "ride" / "package.jsonl").read_text().splitlines():
-        run = json.loads(text)
-        if run["commit"] == TOKENIZER_AT:
-            cell = run["cell"]
-            runs.setdefault((cell["K"], cell["d"], cell["steps"], cell["method"]), []).append(run)
-    lines = []
-    for (size, dim, steps, method), group in sorted(runs.items()):
-        first, last = ([run["rows"][number] for run in group] for number in (0, -1))
-
-        def mean(rows: list[dict[str, Any]], name: str) -> float:
-            return sum(row[name] for row in rows) / len(rows)
-
-        lines.append({
-            "codebook_size": size, "dim": dim, "steps": steps, "method": method, "n": len(group),
-            "psnr_third": round(mean(first, "psnr"), 3), "psnr": round(mean(last, "psnr"), 3),
-            "used_percent": round(100 * mean(last, "used"), 2), "perplexity": round(mean(last, "perplexity"), 1),
-            "topographic_error": round(mean(last, "topographic_error"), 4),
-            "ms": round(sum(run["ms"] for run in group) / len(group), 2),
-            "hardware": group[0]["hardware"], "commit": TOKENIZER_AT,
-        })  # fmt: skip
     return lines
 
 
@@ -168,7 +124,7 @@ OTHER: list[dict[str, Any]] = [  # of the first
 
 def tried() -> Iterator[tuple[str, str, list[TrainConfig]]]:
     """What a row of the table is, what it says, and its runs, one a size."""
-    base = replace(configs("main", Options(seeds=1))[0], steps=STEPS)
+    base = replace(configs("main", Options(blocks="plain", seeds=1))[0], steps=STEPS)
 
     def run(size: int, quantizer: str, **options: object) -> TrainConfig:
         return replace(base, codebook_size=size, quantizer=quantizer, quantizer_options=options)
@@ -293,9 +249,10 @@ def _but_for_the_rule(run: Record) -> tuple[object, ...]:
 def write_tables(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     every = Records([records])
     texts = {table.name: as_csv(table) for table in (*tables(every), *clients(records))}
-    texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every)), "tokenizer": _csv(tokenizer(records))}
+    texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every))}
     texts |= {"schedules": _csv(schedules(records)), "decay": _csv(decays(records))}
     texts |= {"smoothing": _csv(smoothing(records)), "update-empty": _csv(update_empty(records))}
+    texts |= {name: _csv(lines) for name, lines in csv_files(records, every).items()}
     for name, text in texts.items():
         write_atomic(docs / "results" / f"{name}.csv", text.encode())
     return [docs / "results" / f"{name}.csv" for name in texts]
@@ -313,10 +270,15 @@ def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     """The figures that need no models, of every data set that was run."""
     written = []
     for dataset, length in LENGTHS.items():
-        for name in [*FROM_RECORDS, *(["neighborhoods"] if dataset == "cifar10" else [])]:
+        for name in [*FROM_RECORDS, *([*TRACED, "neighborhoods"] if dataset == "cifar10" else [])]:
             with tempfile.TemporaryDirectory() as folder:
-                options = Options(dataset, partial=True, runs=records, records=(), out=Path(folder), **length)
-                written.append(put(draw(name, options)[0], docs, name, dataset))
+                asked: dict[str, Any] = {"partial": True, "render_only": True, "runs": records, "records": ()}
+                options = Options(dataset, out=Path(folder), **asked, **length)
+                try:
+                    written.append(put(draw(name, options)[0], docs, name, dataset))
+                except FileNotFoundError:
+                    if name not in TRACED:  # which may not be run yet
+                        raise
     for table in clients(records):
         if (figure := draw_clients(table)) is None:
             continue

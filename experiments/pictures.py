@@ -15,7 +15,7 @@ from experiments.plots import DPI, INK, LETTER, LINE, MARGIN, PALE, TEXT, style,
 from topovq.grid import Grid
 from topovq.metrics import BLOCK, not_neighbors, to_psnr, topographic_error
 from topovq.tokenizer.atlas import LEVEL_NAMES, charts, draw, map_picture
-from topovq.tokenizer.models import Tokenizer, codes_of
+from topovq.tokenizer.models import Tokenizer, Tokens, as_levels, codes_of
 from topovq.tokenizer.training.evaluate import count_tokens
 from topovq.view.pictures import COLORS, codebook_map, moved
 from topovq.view.report import with_channels
@@ -246,15 +246,25 @@ def level_choices(model: Tokenizer) -> dict[str, tuple[int, ...]]:
     return {together: every} | {f"{name} alone": (level,) for level, name in enumerate(names)}
 
 
+def moved_by_index(model: Tokenizer, tokens: Tokens, offset: int, levels: Sequence[int]) -> Tokens:
+    """Tokens of `levels` whose numbers are `offset` higher, as if codes lay on a line; those at its ends stay there."""
+    parts = list(as_levels(tokens))
+    for level in levels:
+        parts[level] = (parts[level] + offset).clamp(0, model.quantizers[level].codebook_size - 1)
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
 def shift_scores(
     model: Tokenizer,
     images_BCHW: Tensor,
     offsets: Iterable[int],
     advance: Callable[[], object] = lambda: None,
+    moved: Callable[[Tokenizer, Tokens, int, Sequence[int]], Tokens] = moved,
 ) -> list[ShiftScore]:
     """Scores of uint8 images for every choice of levels and every offset, each image encoded once.
 
-    `advance` is called after every choice and offset of every batch: see `batches`.
+    `moved` gives the tokens at an offset: on the map, or `moved_by_index`. `advance` is called after every choice and
+    offset of every batch: see `batches`.
     """
     offsets, choices = list(offsets), level_choices(model)
     device = model.mean_C11.device

@@ -132,8 +132,8 @@ def curve(look: Look, records: Sequence[Sequence[Mapping[str, Any]]], key: str) 
     return Curve(look, np.array(steps), np.array(rows))
 
 
-def draw_losses(panels: Mapping[str, Sequence[Curve]], title: str, caption: str) -> Any:
-    """Validation losses on a logarithmic scale that the panels share."""
+def draw_losses(panels: Mapping[str, Sequence[Curve]], title: str, caption: str, whose: str = "validation") -> Any:
+    """Losses on a logarithmic scale that the panels share."""
     with style():
         figure, axes = canvas(len(panels), title, caption)
         values = [c.values_ST * 1e3 for curves in panels.values() for c in curves]
@@ -145,7 +145,7 @@ def draw_losses(panels: Mapping[str, Sequence[Curve]], title: str, caption: str)
             ax.set(title=name, xlabel="training steps", ylim=(low * 0.9, high * 1.15))
             _plain_ticks(ax, low, high)
             _legend(ax)
-        axes[0].set_ylabel("validation reconstruction loss (1e-3)")
+        axes[0].set_ylabel(f"{whose} reconstruction loss (1e-3)")
         for ax in axes[1:]:
             ax.tick_params(labelleft=False)
     return figure

@@ -30,6 +30,7 @@ CELL = ("data", "model", "codebook_size", "quantizer", "quantizer_options", "see
 PASSING = ("seconds", "images_per_second", "drift", "drift_steps", "ms_per_step", "peak_mib", "train_loss")
 ADDED = ("tokens", "tokens_0", "tokens_1", "train_tokens")  # which older records do not tell
 FACTS = ("hardware", "commit")  # the last columns of a CSV
+REPLACED = "replaced"
 NAMED = 6  # problems that a message names before it only counts
 
 
@@ -101,14 +102,18 @@ class Record:
 
 
 class Records:
-    """All records in some folders, at any depth (`record.jsonl` of a run's folder, or `NAME.jsonl`)."""
+    """All records in some folders, at any depth (`record.jsonl` of a run's folder, or `NAME.jsonl`).
+
+    Those of runs that were done again, in a folder `replaced` of these, are left out.
+    """
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self.found: dict[str, list[Record]] = {}
-        paths = {path.resolve(): path for folder in folders for path in sorted(folder.rglob("*.jsonl"))}
+        every = ((folder, path) for folder in folders for path in sorted(folder.rglob("*.jsonl")))
+        paths = {path.resolve(): path for folder, path in every if REPLACED not in path.relative_to(folder).parts}
         for path in paths.values():
             if _is_record(path):
-                record = Record(path, read_record(path))
+                record = Record(path, [_over_parts(line) for line in read_record(path)])
                 self.found.setdefault(_hash(identity(record.config)), []).append(record)
 
     def __iter__(self) -> Iterator[Record]:
@@ -142,6 +147,17 @@ class Records:
 
     def _same(self, config: TrainConfig) -> list[Record]:
         return self.found.get(_hash(identity(resolved(config).as_dict())), [])
+
+
+def _over_parts(line: dict[str, Any]) -> dict[str, Any]:
+    """A line whose loss is the mean of those of the validation sets, where there are several, as the paper's is.
+
+    The loss over the images of all sets together is `loss_pooled`.
+    """
+    parts = [value for name, value in line.items() if name.startswith("loss_") and value is not None]
+    if line["event"] != "validation" or len(parts) < 2:
+        return line
+    return {**line, "loss": statistics.fmean(parts), "loss_pooled": line["loss"]}
 
 
 def _is_record(path: Path) -> bool:

@@ -177,7 +177,7 @@ def _notes(dataset: str, points: list[Point], full: int, runs: list[Record]) -> 
 LOOKS = {
     "ema": ("EMA-VQ", COLORS["EMA-VQ"], "o"),
     "ksom-paper": ("KSOM as in the paper", "#7cb79b", "s"),
-    "ksom": ("KSOM, recommended schedule", COLORS["KSOM"], "D"),
+    "ksom": ("KSOM, narrowing", COLORS["KSOM"], "D"),
     "vqp": ("vector-quantize-pytorch, k-means start and expiry", "#4c6fb1", "^"),
     "vqp-rotation": ("vector-quantize-pytorch, rotation trick", "#8fa8d8", "v"),
     "simvq": ("SimVQ", "#8c564b", "P"),

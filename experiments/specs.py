@@ -1,8 +1,10 @@
 """What is to be run for each table, as data: a table is a list of cells, and a cell and a seed are one training run.
 
 The paper's tables are the rows of targets.csv. Beside them stand rows of ours: `exponential` (the formula of the
-authors' code) after each `gaussian` (the paper's formula) of `main` and `ablation`, and the variants of the SOM-VAE in
-`gradient`. `scale` is a study of our own: methods over sizes of the codebook.
+authors' code) after each `gaussian` (the paper's formula) of `main` and `ablation`, both in `robustness`, and with
+plain blocks the variants of the SOM-VAE in `gradient`. `scale` is a study of our own: methods over codebook sizes.
+
+The model has the residual blocks of the authors' code (`paper`) or ours (`plain`). Runs of both are never in one table.
 """
 
 from __future__ import annotations
@@ -12,12 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
-
-from tyro.conf import arg
+from typing import Any, Literal, get_args
 
 from experiments.peers import PEERS
 from topovq.grid import Grid
+from topovq.neighborhood import Schedule
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training import TrainConfig
 
@@ -32,8 +33,12 @@ ROUNDING = 0.1  # by how much a number of images may differ and be the paper's n
 TABLES = ("sensitivity", "main", "robustness", "ablation", "gradient")
 SCALE = "scale"
 CLIENTS = "clients"
-SEEDS = 5
-FEWER_SEEDS = 3  # of the tables with many cells
+PRIOR = "prior"
+Blocks = Literal["paper", "plain"]
+# The residual blocks of a model, as its options: the authors' (the skip adds relu(x), no biases), and ours.
+BLOCKS: dict[Blocks, dict[str, str]] = {"paper": {"residual": "activated"}, "plain": {}}
+SEEDS: dict[Blocks, int] = {"paper": 10, "plain": 5}
+FEWER_SEEDS: dict[Blocks, int] = {"paper": 5, "plain": 3}  # of the tables with many cells
 PAPER_STEPS = 30_000
 QUICK: Literal["photos"] = "photos"  # the data set of the quick versions
 Dataset = Literal["cifar10", "imagenet", "celebahq_afhq", "photos"]
@@ -83,13 +88,17 @@ class Options:
     """Which of the paper's data sets; imagenet and celebahq_afhq need --data-path to be run (not to be drawn). photos
     is that of --quick."""
     seeds: int | None = None
-    """Runs of each cell; 5 if not given, in ablation, gradient and scale 3, with --quick 2. In scale one, whatever is
-    given, of others' quantizers and beyond 16,384 codes. Pictures are of 1; measures of 1 if not given."""
+    """Runs of each cell; if not given 10, in ablation and gradient 5 (with plain blocks 5 and 3), in scale 3, with
+    --quick 2. In scale one, whatever is given, of others' quantizers and beyond 16,384 codes. Pictures are of 1;
+    measures of 1 if not given."""
     steps: int | None = None
     """Training steps of each run; the paper's 30,000 if not given, with --quick 400."""
     batch_size: int | None = None
     """Images a step; the paper's if not given (256 for cifar10, else 128), with --quick 64."""
-    codebooks: Annotated[tuple[int, ...] | None, arg(metavar="K [K ...]")] = None
+    blocks: Blocks | None = None
+    """Residual blocks of the model: paper (the authors') or plain (ours). If not given: paper; with --render-only
+    plain where there are no whole records of paper. scale and --quick have plain ones."""
+    codebooks: tuple[int, ...] | None = None
     """Only these sizes of the codebook (in scale)."""
     jobs: int | None = None
     """Runs at a time; chosen for the machine if not given."""
@@ -100,7 +109,7 @@ class Options:
     records: tuple[Path, ...] = field(default_factory=lambda: tuple(filter(Path.is_dir, [Path("records")])))
     """Folders with records of finished runs, which are not repeated; records/ where there is one. --records with
     nothing after it has every run done here."""
-    out: Annotated[Path, arg(aliases=["-o"])] = Path("reproduced")
+    out: Path = Path("reproduced")
     """Folder for the tables (CSV, markdown) and figures (PNG, SVG)."""
     render_only: bool = False
     """Run nothing: draw from what is there, and refuse where runs are missing."""
@@ -124,8 +133,13 @@ class Options:
         """How many seeds a cell of a table has."""
         if self.seeds is not None:
             return self.seeds
-        few = table in (SCALE, "ablation", "gradient")
-        return QUICK_SEEDS if self.dataset == QUICK else FEWER_SEEDS if few else SEEDS
+        few = FEWER_SEEDS if table in (SCALE, "ablation", "gradient") else SEEDS
+        return QUICK_SEEDS if self.dataset == QUICK else few[blocks_of(table, self.dataset, self.blocks)]
+
+
+def blocks_of(table: str, dataset: str, asked: Blocks | None) -> Blocks:
+    """The residual blocks of the runs of a table."""
+    return "plain" if table == SCALE or dataset == QUICK else asked or "paper"
 
 
 LEVEL_1, LEVEL_2 = SIZES | {"stride": 4}, SIZES | {"strides": [4, 2]}
@@ -161,6 +175,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "ema": ("ema", {}),
     "ksom": ("kohonen", {"neighborhood": "narrowing"}),  # if the cell names none: what was recommended until 0.2
     "ksom-paper": ("kohonen", {}),
+    "ride": ("kohonen", {"neighborhood": "ride"}),  # what is recommended now
+    # The softmax cools to its last temperature within the training, and stays there.
+    "soft-0.01": ("soft", {"temperature": Schedule.exponential(1.0, 0.01, 10_000).to_dict()}),
+    "soft-0.0001": ("soft", {"temperature": Schedule.exponential(1.0, 0.0001, 20_000).to_dict()}),
     "gradient": ("gradient", {}),
     # The paper's row: its authors' code pulls neighbors toward the winning code by squares that it adds up over
     # dimensions, and its last sweep weighs that by 0.1.
@@ -176,8 +194,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in PEERS},
 }
 
-# Data set and method of rows that nobody has run yet: a table of records names them and is whole without them.
-PENDING = (("cifar10", "som-vae"),)
+# Data set, method and blocks of rows that nobody has run: a table of records names them and is whole without them.
+PENDING = (("cifar10", "som-vae", "plain"),)
 
 
 @dataclass(frozen=True)
@@ -196,6 +214,9 @@ class Cell:
     """The data set's own if not given."""
     most_seeds: int | None = field(default=None, compare=False)
     """No more seeds than this, however many are asked for."""
+    blocks: Blocks = "plain"
+    precision: str | None = None
+    """The data set's own if not given."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -208,7 +229,9 @@ class Cell:
 
     @property
     def pending(self) -> bool:
-        return (self.dataset, self.method) in PENDING
+        """Whether a table is whole without this row, until all its runs are there."""
+        ours = self.table == "robustness" and self.neighborhood in ("gaussian", "exponential")
+        return ours or (self.dataset, self.method, self.blocks) in PENDING
 
     @property
     def setting(self) -> Setting:
@@ -238,7 +261,7 @@ class Cell:
             data_path=data_path,
             image_size=setting.image_size,
             model=setting.model,
-            model_options=dict(setting.model_options),
+            model_options=setting.model_options | BLOCKS[self.blocks],
             codebook_size=size,
             code_dim=setting.code_dim,
             quantizer=quantizer,
@@ -254,7 +277,7 @@ class Cell:
             keep_checkpoints=1,
             log_every=setting.log_every,
             device=setting.device,
-            precision=setting.precision,
+            precision=self.precision or setting.precision,  # type: ignore[arg-type]
         )
 
     def _options(self, size: int) -> dict[str, Any]:
@@ -281,24 +304,27 @@ PEERS_AT_SCALE = tuple(Cell(SCALE, "cifar10", name) for name in PEERS)
 SCALE_SEEDS_UP_TO = 16_384  # beyond it, and for the peers, one seed
 
 
-def cells(table: str, dataset: str = "cifar10", codebooks: Sequence[int] | None = None) -> list[Cell]:
+def cells(
+    table: str, dataset: str = "cifar10", codebooks: Sequence[int] | None = None, blocks: Blocks | None = None
+) -> list[Cell]:
     """The rows of a table for a data set; `dataset="photos"` gives the rows of CIFAR-10's for the quick version."""
     check_name("table", table, (*TABLES, SCALE))
     check_name("data set of the tables", dataset, SETTINGS)
     if codebooks is not None and table != SCALE:
         raise ValueError(f"codebooks={list(codebooks)} goes with {SCALE!r}; the table {table!r} has one size, 512")
-    rows = _scale(dataset, codebooks) if table == SCALE else _with_ours(_paper_cells(table, dataset))
+    rows = _scale(dataset, codebooks) if table == SCALE else _paper_cells(table, dataset)
     if not rows:
         has = dict.fromkeys(key[1] for key in targets() if key[0] == table)
         raise ValueError(f"the table {table!r} has no rows for {dataset!r}; it has them for {', '.join(has)}")
-    return rows
+    chosen = blocks_of(table, dataset, blocks)
+    return _with_ours([replace(cell, blocks=chosen) for cell in rows])
 
 
 def configs(table: str, options: Options) -> list[TrainConfig]:
     """The runs that a table is made of, each once."""
     return once(
         cell.config(seed, options.steps, options.data_path, options.batch_size)
-        for cell in cells(table, options.dataset, options.codebooks)
+        for cell in cells(table, options.dataset, options.codebooks, options.blocks)
         for seed in cell.seeds(options.seeds_of(table))
     )
 
@@ -308,10 +334,13 @@ def once(wanted: Iterable[TrainConfig]) -> list[TrainConfig]:
     return list({config.run_id: config for config in wanted}.values())
 
 
-def _paper_cells(table: str, dataset: str) -> Iterable[Cell]:
-    for key in targets():
-        if key[:2] == (table, "cifar10" if dataset == QUICK else dataset):
-            yield replace(Cell(**dict(zip(KEYS, key))), dataset=dataset)  # type: ignore[arg-type]
+def _paper_cells(table: str, dataset: str) -> list[Cell]:
+    named = "cifar10" if dataset == QUICK else dataset
+    return [
+        replace(Cell(**dict(zip(KEYS, key))), dataset=dataset)  # type: ignore[arg-type]
+        for key in targets()
+        if key[:2] == (table, named)
+    ]
 
 
 def _with_ours(paper: Iterable[Cell]) -> list[Cell]:
@@ -320,7 +349,9 @@ def _with_ours(paper: Iterable[Cell]) -> list[Cell]:
         rows.append(cell)
         if cell.table in ("main", "ablation") and cell.neighborhood == "gaussian":
             rows.append(replace(cell, neighborhood="exponential"))
-        if cell.method == "som-vae":
+        if (cell.table, cell.method, cell.dataset, cell.blocks) == ("robustness", "ksom", "cifar10", "paper"):
+            rows += [replace(cell, neighborhood=kind) for kind in ("gaussian", "exponential")]
+        if cell.method == "som-vae" and cell.blocks == "plain":
             rows += [replace(cell, method=name) for name in METHODS if name.startswith("som-vae-")]
     return rows
 

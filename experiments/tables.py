@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Drawn
 
+from experiments.choice import settled
 from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, some
 from experiments.specs import (
     COLUMNS,
@@ -29,6 +30,8 @@ from experiments.specs import (
     other_data,
 )
 
+BLOCK_NAMES = {"paper": "residual blocks as the authors have them", "plain": "plain residual blocks, not the authors'"}
+WHOSE = ("ours", "paper")
 NAMES = {"loss": "loss", "steps10": "+10%", "steps20": "+20%"}
 
 
@@ -71,7 +74,7 @@ def rows_of(table: str, options: Options, records: Records) -> tuple[list[Row], 
     Without --partial anything that is lacking raises IncompleteTable, but for rows that nobody has run yet.
     """
     rows, missing, pending, otherwise = [], [], [], []
-    for cell in cells(table, options.dataset, options.codebooks):
+    for cell in cells(table, options.dataset, options.codebooks, options.blocks):
         runs, lacking = [], []
         for seed in cell.seeds(options.seeds_of(table)):
             config = cell.config(seed, options.steps, batch_size=options.batch_size)
@@ -83,8 +86,9 @@ def rows_of(table: str, options: Options, records: Records) -> tuple[list[Row], 
             instead = records.instead(config)
             if instead:
                 otherwise.append(f"{cell.name} seed {seed}: {instead}")
-        if cell.pending and not runs:
+        if cell.pending and lacking:
             pending.append(cell.name)
+            runs = []  # some of its seeds beside all of the others'
         elif lacking:
             missing.append(f"{cell.name} (seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))})")
         steps = cell.config(0, options.steps).steps
@@ -114,6 +118,7 @@ def check_whole(where: str, options: Options, problems: dict[str, list[str]], an
 
 def make_table(table: str, options: Options, records: Records) -> Table:
     """One of the paper's tables for one data set, from records; rows without any run are in the CSV alone."""
+    options = settled(table, options, records)
     rows, notes = rows_of(table, options, records)
     shown = [row for row in rows if row.runs]
     return Table(
@@ -121,7 +126,14 @@ def make_table(table: str, options: Options, records: Records) -> Table:
         title=_title(table, options.dataset, shown),
         notes=[*notes, *_notes(shown)],
         **_for_people(shown),
-        columns=[*KEYS, "n", "steps", *(f"{whose}_{name}" for whose in ("ours", "paper") for name in COLUMNS), *FACTS],
+        columns=[
+            *KEYS,
+            "blocks",
+            "n",
+            "steps",
+            *(f"{whose}_{name}" for whose in ("ours", "paper") for name in COLUMNS),
+            *FACTS,
+        ],
         values=[_values(row) for row in rows],
     )
 
@@ -130,7 +142,7 @@ def _values(row: Row) -> list[str]:
     """The row of the CSV; the paper's numbers as it prints them."""
     ours = [number for spread in row.ours().values() for number in mean_and_std(spread)]
     paper = [(row.cell.paper or {}).get(name, "") for name in COLUMNS]
-    return [*row.cell.key, str(row.n), str(row.steps), *ours, *paper, *facts(row.runs).values()]
+    return [*row.cell.key, row.cell.blocks, str(row.n), str(row.steps), *ours, *paper, *facts(row.runs).values()]
 
 
 def _for_people(rows: list[Row]) -> dict[str, list]:
@@ -191,6 +203,7 @@ def _title(table: str, dataset: str, rows: list[Row]) -> str:
     return (
         f"Table {table}, {dataset}: best validation loss (1e-3), and thousands of steps to within 10% and 20% of it; "
         f"{over}, {rows[0].steps:,} steps, validated every {every:,}"
+        + ("" if dataset == QUICK else f", {BLOCK_NAMES[rows[0].cell.blocks]}")
         + (f"; {', '.join(shared)}" if shared else "")
         + "."
     )

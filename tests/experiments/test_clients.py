@@ -143,8 +143,8 @@ def test_a_run_that_fails_or_has_no_time_does_not_stop_the_others(tmp_path: Path
 def test_a_run_is_the_same_twice() -> None:
     images = [load_images(None, "photos", split) for split in ("train", "val")]
     cell = replace(QUICK_CELL, method="vqp-rewritten", steps=3)
-    once, again = (clients_run.run(cell, *images) for _ in range(2))
-    other = clients_run.run(replace(cell, seed=1), *images)
+    once, again = (clients_run.run([cell], *images)[0] for _ in range(2))
+    other = clients_run.run([replace(cell, seed=1)], *images)[0]
     assert once["rows"] == again["rows"] != other["rows"]
 
 

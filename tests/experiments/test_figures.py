@@ -16,7 +16,8 @@ from made_records import lines_of, write_record
 from PIL import Image
 
 from experiments import figures
-from experiments.figures import FIGURES, FROM_RECORDS, QUICK_SIZE, Search, figures_of, panels
+from experiments.figures import FIGURES, figures_of, panels
+from experiments.parts import FROM_RECORDS, QUICK_SIZE, TRACED, Search
 from experiments.plots import Look, curve, draw_losses, draw_perplexities, weights
 from experiments.runs import Records
 from experiments.specs import Options
@@ -211,7 +212,7 @@ def small_runs(tmp_path_factory: pytest.TempPathFactory, few: Any) -> Path:
 
 def test_every_figure_is_written(small_runs: Path, few: Any, tmp_path: Path) -> None:
     for name in FIGURES:
-        if name in FROM_RECORDS:
+        if name in (*FROM_RECORDS, *TRACED):
             continue
         paths = draw(name, small_runs, tmp_path, **QUICK, source=few)
         kinds = ("png", "svg", "csv") if name in ("shift-psnr", "topography") else ("png", "svg")
@@ -222,7 +223,7 @@ def test_every_figure_is_written(small_runs: Path, few: Any, tmp_path: Path) -> 
         text = paths[1].read_text()
         assert "<text" in text
         assert ("never)" in text) == (name == "scale-map")  # how many codes do not occur
-    assert len(list(tmp_path.iterdir())) == 2 * (len(FIGURES) - len(FROM_RECORDS)) + 2
+    assert len(list(tmp_path.iterdir())) == 2 * (len(FIGURES) - len(FROM_RECORDS) - len(TRACED)) + 2
 
     rows = list(csv.DictReader((tmp_path / "shift-psnr-photos.csv").read_text().splitlines()))
     assert len(rows) == 2 * 2 * 21  # methods, seeds, offsets
@@ -267,7 +268,7 @@ def test_panels_share_their_colors() -> None:
 
 def test_pictures_are_of_the_first_seed_that_all_models_have(monkeypatch: pytest.MonkeyPatch) -> None:
     have = {("KSOM", 0), ("KSOM", 1), ("EMA-VQ", 1)}
-    monkeypatch.setattr(Search, "_find", lambda _, part, seed: seed if (part.look.label, seed) in have else None)
+    monkeypatch.setattr(Search, "find", lambda _, part, seed: seed if (part.look.label, seed) in have else None)
     search = Search("map", Options(), [Path("runs")], Records([]))
     parts = panels("map", "cifar10")[""]
     assert search.of_one_seed(parts) == (1, {"KSOM": 1, "EMA-VQ": 1})

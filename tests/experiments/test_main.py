@@ -18,7 +18,7 @@ from made_records import lines_of, write_record
 
 from experiments.__main__ import main
 from experiments.runs import Record
-from experiments.specs import cells
+from experiments.specs import TABLES, cells
 from topovq.cli import main as topovq
 from topovq.tokenizer.training import read_record
 
@@ -190,6 +190,18 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
     assert "PARTIAL: missing: ksom gaussian" in page
     assert "Smaller batches than the paper's: 16, 128 there." in page
     assert json.loads((tmp_path / "records" / "ema.jsonl").read_text().splitlines()[0])["data_path"] == "/somewhere"
+
+
+def test_a_clone_draws_all_that_its_records_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--runs", str(tmp_path / "runs"), "--records", str(ROOT / "records"), "--out", str(tmp_path)]
+    code, out, err = experiments(capsys, "all", "--render-only", *where)
+    assert code == 0
+    assert {path.stem for path in tmp_path.glob("*.csv")} == {f"{name}-cifar10" for name in TABLES}
+    assert out.count("residual blocks") >= len(TABLES)  # whose they are, in every title
+    assert f"not drawn, since their models or runs are not in {tmp_path / 'runs'}: " in err
+    assert "map, shifts" in err
+    drawn = {path.stem for path in tmp_path.glob("*.png")}
+    assert {"initialization-cifar10", "perplexity-cifar10", "neighborhoods"} <= drawn
 
 
 def test_a_figure_is_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

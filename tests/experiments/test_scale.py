@@ -165,5 +165,5 @@ def test_the_picture_compares_methods_at_the_same_step() -> None:
     }
     assert len(uses.containers) == 5
     said = [text.get_text() for text in losses.get_legend().get_texts()]
-    assert said == ["EMA-VQ", "KSOM, recommended schedule", "SimVQ"]
+    assert said == ["EMA-VQ", "KSOM, narrowing", "SimVQ"]
     assert "hollow: after 50 steps, every method with as many" in " ".join(t.get_text() for t in figure.texts)

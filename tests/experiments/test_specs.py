@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from experiments.runs import Records
-from experiments.specs import QUICK, TABLES, Cell, Options, cells, configs, targets
+from experiments.specs import QUICK, TABLES, Blocks, Cell, Options, cells, configs, targets
 
 
-def find(table: str, dataset: str = "cifar10", **values: str) -> Cell:
-    (cell,) = [c for c in cells(table, dataset) if all(getattr(c, name) == value for name, value in values.items())]
+def find(table: str, dataset: str = "cifar10", blocks: Blocks | None = None, **values: str) -> Cell:
+    every = cells(table, dataset, blocks=blocks)
+    (cell,) = [c for c in every if all(getattr(c, name) == value for name, value in values.items())]
     return cell
 
 
@@ -41,13 +42,20 @@ def test_exponential_stands_after_each_gaussian_row_and_has_no_number_of_the_pap
         assert gaussian.paper
         assert exponential == replace(gaussian, neighborhood="exponential")
         assert exponential.paper is None
-    assert "exponential" not in {cell.neighborhood for cell in cells("robustness")}
+    robust = [cell.neighborhood for cell in cells("robustness")]
+    assert robust == ["none", "hard", "gaussian", "exponential"] * 3
+    assert "exponential" not in {cell.neighborhood for cell in cells("robustness", blocks="plain")}
 
 
 def test_the_cifar10_run_is_that_of_the_paper() -> None:
     config = find("main", method="ksom", neighborhood="hard").config(seed=3)
     assert (config.data, config.image_size, config.model, config.seed) == ("cifar10", 32, "vqvae", 3)
-    assert config.model_options == {"hidden": 128, "residual_layers": 2, "residual_hidden": 32, "stride": 4}
+    plain = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32, "stride": 4}
+    assert config.model_options == plain | {"residual": "activated"}
+    model = config.build_model(32, (0,) * 3, (1,) * 3)
+    assert model.quantizers[0].commitment_weight == 0.25
+    ours = find("main", blocks="plain", method="ksom", neighborhood="hard").config(seed=3)
+    assert (ours.model_options, ours.run_id == config.run_id) == (plain, False)
     assert (config.codebook_size, config.code_dim, config.quantizer) == (512, 64, "kohonen")
     assert config.quantizer_options == {
         "neighborhood": "hard",
@@ -64,7 +72,8 @@ def test_the_256x256_runs_are_those_of_the_paper() -> None:
     for dataset, data in (("imagenet", "imagenet"), ("celebahq_afhq", "faces")):
         config = find("robustness", dataset, method="ema", count_init="0", update_empty="no").config(0)
         assert (config.data, config.image_size, config.model) == (data, 256, "vqvae2")
-        assert config.model_options == {"hidden": 128, "residual_layers": 2, "residual_hidden": 32, "strides": [4, 2]}
+        sizes = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32, "strides": [4, 2]}
+        assert config.model_options == sizes | {"residual": "activated"}
         assert (config.batch_size, config.learning_rate, config.steps) == (128, 3e-4, 30_000)
         assert (config.quantizer, config.quantizer_options) == ("ema", {"count_init": 0.0, "update_empty": False})
 
@@ -73,7 +82,12 @@ def test_a_model_of_a_cell_is_what_the_cell_says() -> None:
     line = find("ablation", grid_dim="1", neighborhood="exponential").config(0)
     vq = line.build_model(32, (0,) * 3, (1,) * 3).quantizers[0]
     assert (vq.grid.shape, vq.neighborhood.kind, vq.neighborhood.schedule.tau) == ((512,), "exponential", 0.1)
-    som = find("gradient", method="som-vae-input-mean-1.0").config(0).build_model(32, (0,) * 3, (1,) * 3).quantizers[0]
+    som = (
+        find("gradient", blocks="plain", method="som-vae-input-mean-1.0")
+        .config(0)
+        .build_model(32, (0,) * 3, (1,) * 3)
+        .quantizers[0]
+    )
     assert (som.neighbor_target, som.neighbor_weight, som.neighbor_reduction) == ("input", 1.0, "mean")
     assert som.commitment_weight == 0.25
     assert (som.grid.shape, som.neighborhood.kind) == ((16, 32), "hard")
@@ -83,19 +97,19 @@ def test_the_som_vae_is_that_of_the_authors_and_comes_with_both_targets_and_both
     names = ("neighbor_target", "neighbor_weight", "neighbor_reduction")
     found = {
         cell.method: tuple(cell.config(0).quantizer_options[name] for name in names)
-        for cell in cells("gradient")
+        for cell in cells("gradient", blocks="plain")
         if cell.method.startswith("som-vae")
     }
+    assert [cell.method for cell in cells("gradient")] == ["gradient", "ema", "som-vae", "ksom"]
     assert found.pop("som-vae") == ("winner", 0.1, "sum")
     assert set(found.values()) == {(target, weight, "mean") for target in ("input", "winner") for weight in (0.1, 1.0)}
     assert found["som-vae-winner-mean-0.1"] == ("winner", 0.1, "mean")
 
 
 def test_records_that_name_no_reduction_are_those_of_the_mean() -> None:
-    records = Records([Path(__file__).parents[2] / "records" / "cifar10"])
-    measured = {
-        cell.method: records.finished(cell.config(0)) for cell in cells("gradient") if cell.method.startswith("som-vae")
-    }
+    records = Records([Path(__file__).parents[2] / "records"])
+    som_vae = [cell for cell in cells("gradient", blocks="plain") if cell.method.startswith("som-vae")]
+    measured = {cell.method: records.finished(cell.config(0)) for cell in som_vae}
     assert measured.pop("som-vae") is None
     for method, found in measured.items():
         assert found is not None, method
@@ -111,8 +125,11 @@ def test_cells_of_several_tables_are_one_run() -> None:
         find("gradient", method="ema"),
     ]
     assert len({cell.config(0).run_id for cell in same}) == 1
-    # Of 5 seeds: EMA-VQ 4, hard 2-D 4, gaussian and exponential 2. Of 3: other maps and taus 9, gradient 1, SOM-VAE 5.
-    assert len({config.run_id for table in TABLES for config in configs(table, Options())}) == 10 * 5 + 15 * 3
+    # Of most seeds: EMA-VQ 4, hard, gaussian and exponential 4 each. Of fewer: other maps and taus 9, gradient 1 and
+    # SOM-VAE 1. With plain blocks gaussian and exponential are 1 each of most, and SOM-VAE 5 of fewer.
+    for blocks, number in (("paper", 16 * 10 + 11 * 5), ("plain", 10 * 5 + 15 * 3)):
+        found = {config.run_id for table in TABLES for config in configs(table, Options(blocks=blocks))}
+        assert len(found) == number
 
 
 def test_the_id_depends_on_no_device_and_on_what_was_asked_for() -> None:
@@ -143,8 +160,8 @@ def test_the_study_of_scale_has_more_seeds_where_they_are_cheap() -> None:
     assert {len(cell.seeds(9)) for cell in rows} == {9, 1}  # as many as were asked for, but where a run is costly
     assert len(configs("scale", Options(codebooks=(512,)))) == 3 * 3 + 5
     by_method = {cell.method: cell.config(0) for cell in cells("scale", codebooks=[512])}
-    assert by_method["ema"].run_id == find("main", method="ema").config(0).run_id
-    assert by_method["ksom-paper"].run_id == find("main", neighborhood="hard").config(0).run_id
+    assert by_method["ema"].run_id == find("main", blocks="plain", method="ema").config(0).run_id
+    assert by_method["ksom-paper"].run_id == find("main", blocks="plain", neighborhood="hard").config(0).run_id
     assert by_method["ksom"].quantizer == "kohonen"
     assert by_method["ksom"].quantizer_options == {"neighborhood": "narrowing"}
     faces = cells("scale", "celebahq_afhq")

@@ -11,7 +11,7 @@ import pytest
 from made_records import lines_of, write_record
 
 from experiments.runs import Records, Spread
-from experiments.specs import Cell, Options, cells
+from experiments.specs import Blocks, Cell, Options, cells
 from experiments.tables import FORMATS, IncompleteTable, as_csv, latex, make_table, markdown, terminal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -177,8 +177,52 @@ def test_missing_seeds_are_refused_by_name_and_a_partial_table_says_so(tmp_path:
 
 
 def test_more_seeds_than_there_are_is_missing_seeds(tmp_path: Path) -> None:
-    with pytest.raises(IncompleteTable, match=r"ema .* \(seeds 3, 4\); ksom hard"):
+    with pytest.raises(IncompleteTable, match=r"ema .* \(seeds 3, 4, 5, 6, 7, 8, 9\); ksom hard"):
         make(write_main(tmp_path), seeds=None)
+
+
+def write_sensitivity(folder: Path, blocks: Blocks, seeds: int, loss: float) -> None:
+    for cell in cells("sensitivity", blocks=blocks):
+        for seed in range(seeds):
+            name = f"{blocks}-{cell.count_init}-{cell.update_empty}-{seed}"
+            write_record(folder / f"{name}.jsonl", lines_of(cell.config(seed), [loss] * 3))
+
+
+def test_a_table_has_one_kind_of_blocks_the_papers_where_there_are_enough_and_names_it(tmp_path: Path) -> None:
+    def drawn(**options: Any) -> tuple[set[str], set[str], set[float], bool]:
+        table = make_table("sensitivity", Options(**options), Records([tmp_path]))
+        of = {name: {row[table.columns.index(name)] for row in table.values} for name in ("blocks", "n")}
+        losses = {float(row[table.columns.index("ours_loss_mean")]) for row in table.values}
+        return of["blocks"], of["n"], losses, "plain residual blocks, not the authors'" in table.title
+
+    write_sensitivity(tmp_path, "plain", 5, 50.0)
+    assert drawn(render_only=True) == ({"plain"}, {"5"}, {50.0}, True)
+    write_sensitivity(tmp_path, "paper", 2, 52.0)  # two seeds are too few
+    assert drawn(render_only=True) == ({"plain"}, {"5"}, {50.0}, True)
+    assert drawn(render_only=True, blocks="paper", seeds=2) == ({"paper"}, {"2"}, {52.0}, False)
+    with pytest.raises(IncompleteTable, match=r"seeds 2, 3, 4, 5, 6, 7, 8, 9.*has model_options=.* instead of"):
+        drawn()  # what is to be run is the paper's
+    write_sensitivity(tmp_path, "paper", 4, 52.0)
+    assert drawn(render_only=True) == ({"paper"}, {"4"}, {52.0}, False)
+    assert drawn(render_only=True, blocks="plain") == ({"plain"}, {"5"}, {50.0}, True)
+    assert drawn(render_only=True, seeds=5) == ({"plain"}, {"5"}, {50.0}, True)
+
+
+def test_rows_of_ours_are_shown_once_all_their_seeds_are_there(tmp_path: Path) -> None:
+    rows = cells("robustness")
+    for cell in rows:
+        for seed in range(2 if cell.neighborhood == "exponential" else 3):
+            if cell.neighborhood != "gaussian":
+                name = f"{cell.neighborhood}-{cell.count_init}-{cell.update_empty}-{seed}"
+                write_record(tmp_path / f"{name}.jsonl", lines_of(cell.config(seed), [52.0]))
+    table = make_table("robustness", Options(render_only=True), Records([tmp_path]))
+    assert {(row[3], row[table.columns.index("n")]) for row in table.values} == {
+        ("none", "3"),
+        ("hard", "3"),
+        ("gaussian", "0"),
+        ("exponential", "0"),  # of which two seeds would stand beside three
+    }
+    assert table.notes[0].startswith("Not measured yet: ksom gaussian")
 
 
 def test_nothing_there_is_no_partial_table(tmp_path: Path) -> None:

@@ -1,0 +1,207 @@
+"""The paper's claims, each with our figure and a verdict that follows from it by a rule (claim_list.py).
+
+A verdict is `same`, `differs` or `cannot tell`, which it always is of one seed. Where runs are missing our figure is
+NOT_RUN. Tables beside the claims:
+    speedup     steps to within 10% and 20%, KSOM's against EMA-VQ's, with a 95% interval by resampling seeds
+    early       EMA-VQ with counts from 0: how many runs fail
+    precision   the cells of `main` in float32
+    smoothness  the order of maps by tau, from what was measured of models (measured.py)
+    moved       PSNR after tokens were moved on the map and by their numbers
+    beyond      the softmax KSOM and neural gas
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from experiments.choice import settled
+from experiments.measured import read_failed, read_measured
+from experiments.paper import EARLY_SEEDS, EMA, GAS, HARD, SOFT, ZERO, smooth_cells
+from experiments.runs import Record, Records, Spread, facts, resolved
+from experiments.specs import Cell, Options
+from experiments.tables import Row, rows_of
+
+NOT_RUN = "not run yet"
+SAME, DIFFERS, UNKNOWN = "same", "differs", "cannot tell"
+RESAMPLES = 10_000
+FAILED = 1.5  # times the loss of counts from 1: a run that ends above has failed
+Line = dict[str, Any]
+Answer = tuple[str, int, str]  # our figure, of how many runs a cell, the verdict
+
+
+@dataclass(frozen=True)
+class Claim:
+    section: str
+    claim: str
+    place: str
+    paper: str
+    answer: Callable[[Evidence], Answer]
+    link: str
+
+
+class Evidence:
+    """What records and measures tell."""
+
+    def __init__(self, folder: Path, records: Records) -> None:
+        self.folder, self.records = folder, records
+        self.tables: dict[str, list[Row]] = {}
+
+    @cached_property
+    def measured(self) -> dict[str, Line]:
+        return read_measured([self.folder])
+
+    def rows(self, table: str, **key: str) -> list[Row]:
+        """The rows of a table of CIFAR-10 with these key columns, as the table has them."""
+        if table not in self.tables:
+            options = settled(table, Options("cifar10", render_only=True), self.records)
+            self.tables[table] = rows_of(table, replace(options, partial=True), self.records)[0]
+        return [
+            row for row in self.tables[table] if row.runs and all(getattr(row.cell, name) == key[name] for name in key)
+        ]
+
+    def row(self, table: str, **key: str) -> Row:
+        (found,) = self.rows(table, **key)
+        return found
+
+    def runs(self, cell: Cell, most: int) -> list[Record]:
+        """The runs of a cell that are there."""
+        found = [self.records.finished(cell.config(seed)) for seed in range(most)]
+        return [run for run in found if run is not None]
+
+    def lost(self, cell: Cell) -> int:
+        """How many of the early runs of a cell ended in NaN."""
+        failed = read_failed([self.folder])
+        return sum(resolved(cell.config(seed)).run_id in failed for seed in range(EARLY_SEEDS))
+
+    def of_models(self, cell: Cell, most: int = 10) -> list[Line]:
+        """What was measured of a cell's models."""
+        return [self.measured[run.config["id"]] for run in self.runs(cell, most) if run.config["id"] in self.measured]
+
+
+def loss(row: Row) -> Spread:
+    found = row.ours()["loss"]
+    assert found is not None
+    return found
+
+
+def steps(row: Row, ratio: float) -> list[float]:
+    return [run.steps_to(ratio) / 1e3 for run in row.runs]
+
+
+def speedup(ema: list[float], ksom: list[float]) -> tuple[float, float, float]:
+    """(Share of EMA-VQ's steps that KSOM saves, and the 95% interval of that), in percent; seeds are resampled."""
+    pick = np.random.default_rng(0)
+    means = [pick.choice(np.array(values), (RESAMPLES, len(values))).mean(1) for values in (ema, ksom)]
+    low, high = np.quantile(100 * (1 - means[1] / means[0]), [0.025, 0.975])
+    return 100 * (1 - fmean(ksom) / fmean(ema)), float(low), float(high)
+
+
+def speedups(evidence: Evidence) -> list[Line]:
+    ema = evidence.row("main", method="ema")
+    lines = []
+    for row in evidence.rows("main", method="ksom"):
+        for percent in (10, 20):
+            ours = [steps(each, 1 + percent / 100) for each in (ema, row)]
+            saved, low, high = speedup(*ours)
+            lines.append({
+                "neighborhood": row.cell.neighborhood, "within_percent": percent, "blocks": row.cell.blocks,
+                "n": min(ema.n, row.n), "ema_steps_k": round(fmean(ours[0]), 2),
+                "ksom_steps_k": round(fmean(ours[1]), 2), "saved_percent": round(saved, 1),
+                "low_percent": round(low, 1), "high_percent": round(high, 1), **facts([*ema.runs, *row.runs]),
+            })  # fmt: skip
+    return lines
+
+
+def early(evidence: Evidence) -> list[Line]:
+    """EMA-VQ with both initial counts: the paper's blocks where every seed of a series is there, else plain ones."""
+    paper = len(evidence.runs(ZERO, EARLY_SEEDS)) + evidence.lost(ZERO) >= EARLY_SEEDS
+    cells = [cell if paper else replace(cell, blocks="plain") for cell in (EMA, ZERO)]
+    found = [evidence.runs(cell, EARLY_SEEDS) for cell in cells]
+    usual = fmean(run.best for run in found[0])
+    lines = []
+    for cell, runs in zip(cells, found):
+        best = Spread.of([1e3 * run.best for run in runs])
+        assert best is not None
+        lines.append({
+            "count_init": cell.count_init, "blocks": cell.blocks, "n": len(runs) + evidence.lost(cell),
+            "failed": sum(run.best > FAILED * usual for run in runs) + evidence.lost(cell),
+            "loss_mean": round(best.mean, 2), "loss_std": "" if best.std is None else round(best.std, 2),
+            "worst": round(1e3 * max(run.best for run in runs), 2), **facts(runs),
+        })  # fmt: skip
+    return lines
+
+
+def precision(evidence: Evidence) -> list[Line]:
+    """The cells of `main` in float32 beside the same in bf16."""
+    lines = []
+    for cell in (EMA, HARD, replace(HARD, neighborhood="gaussian")):
+        float32 = evidence.runs(replace(cell, precision="fp32"), 3)
+        bf16 = evidence.runs(cell, 10)
+        spreads = {"bf16": Spread.of([1e3 * run.best for run in bf16])}
+        spreads["float32"] = Spread.of([1e3 * run.best for run in float32])
+        if float32 and bf16:
+            line: Line = {"method": cell.method, "neighborhood": cell.neighborhood, "n": len(float32)}
+            for name, spread in spreads.items():
+                assert spread is not None
+                line |= {f"{name}_mean": round(spread.mean, 2), f"{name}_std": round(spread.std or 0, 2)}
+            lines.append({**line, **facts([*float32, *bf16])})
+    return lines
+
+
+def smoothness(evidence: Evidence) -> list[Line]:
+    lines = []
+    for cell in smooth_cells(["hard", "gaussian", "exponential"]):
+        orders = [found["topography"][0] for found in evidence.of_models(cell)]
+        if orders:
+            line: Line = {"neighborhood": cell.neighborhood, "grid_dim": cell.grid_dim, "tau": cell.tau}
+            line["n"] = len(orders)
+            for name in ("topographic_error", "topographic_product", "neighbor_ratio"):
+                spread = Spread.of([order[name] for order in orders])
+                assert spread is not None
+                line |= {f"{name}_mean": round(spread.mean, 4), f"{name}_std": round(spread.std or 0, 4)}
+            lines.append({**line, **facts(evidence.runs(cell, 10))})
+    return lines
+
+
+def moved(evidence: Evidence) -> list[Line]:
+    """Over the seeds: PSNR to the unmoved reconstruction, by which way and how far tokens were moved."""
+    lines = []
+    for cell in (EMA, HARD):
+        shifts = [score for found in evidence.of_models(cell) for score in found["shifts"]]
+        for by, offset in dict.fromkeys((score["by"], abs(score["offset"])) for score in shifts):
+            same = [s["to_reconstruction"] for s in shifts if (s["by"], abs(s["offset"])) == (by, offset)]
+            n = len(evidence.of_models(cell))
+            lines.append({"method": cell.method, "by": by, "places": offset, "n": n, "psnr": round(fmean(same), 2)})
+    return lines
+
+
+def beyond(evidence: Evidence) -> list[Line]:
+    """Rules that the paper names without a figure, beside its own."""
+    lines = []
+    for cell in (EMA, HARD, GAS, *SOFT):
+        runs = evidence.runs(cell, 10)
+        spread = Spread.of([1e3 * run.best for run in runs])
+        if spread is not None:
+            name = cell.method if cell in SOFT else cell.neighborhood
+            softmax = [1e3 * found["softmax"] for found in evidence.of_models(cell) if "softmax" in found]
+            lines.append({
+                "method": name, "n": spread.n, "loss_mean": round(spread.mean, 2),
+                "loss_std": "" if spread.std is None else round(spread.std, 2),
+                "with_softmax": round(fmean(softmax), 2) if softmax else "",
+                "perplexity": round(fmean(run.validations()[-1]["perplexity"] for run in runs), 1), **facts(runs),
+            })  # fmt: skip
+    return lines if any(line["method"] not in ("none", "hard") for line in lines) else []
+
+
+def answers(claims: Iterable[Claim], evidence: Evidence) -> Iterable[Line]:
+    for claim in claims:
+        ours, n, verdict = claim.answer(evidence)
+        named = {"section": claim.section, "claim": claim.claim, "place": claim.place, "paper": claim.paper}
+        yield {**named, "ours": ours, "seeds": n or "", "verdict": verdict if n != 1 else UNKNOWN, "link": claim.link}

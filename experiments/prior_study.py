@@ -1,0 +1,270 @@
+"""The study `prior` from records, as a table and as a figure: what the tokens of a codebook cost to predict.
+
+A row is one head on the tokens of one codebook, its numbers the means over the seeds that were run. What nobody has run
+yet is named below the table. Runs of one row that saw other images are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.clients_run import read
+from experiments.plots import canvas, style
+from experiments.prior_cells import Cell, cells, quick_cells
+from experiments.prior_run import STUDY, run_cells
+from experiments.runs import FACTS, Spread, some
+from experiments.specs import QUICK, Options
+from experiments.tables import Table, check_whole
+from topovq.view.pictures import COLORS
+
+ASKED = ("data", "codebook", "K", "head", "smoothing", "n", "bits_per_token", "head_parameters", "ms", "memory_gib")
+MORE = ("steps", "bits_per_token_std", "bits_per_image", "psnr", "used", "best_step", "steps_to_loss")
+SAMPLED = ("images_per_second", "fd_vgg", "fd_vgg_reconstructions", "fd_vgg_photographs")
+COLUMNS = (*ASKED, *MORE, *SAMPLED, "curve", *FACTS)
+HEADINGS = ("data", "codebook", "K", "head", "smoothing", "steps", "n", "bits a token", "head", "ms", "GiB", "PSNR")
+ALIKE = ("train_images", "val_images", "codes")
+NEAR = 1.02  # times the best bits of row/column: the loss that `steps_to_loss` counts the steps to
+TOKENS = 64  # of an image
+LOOKS = {  # of the figure: color, marker
+    "KSOM": (COLORS["KSOM"], "D"),
+    "EMA-VQ": (COLORS["EMA-VQ"], "o"),
+    "vqp": ("#4c6fb1", "^"),
+    "FSQ": ("#8a6fb0", "v"),
+    "LFQ": ("#8c8c86", "s"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A head on the tokens of a codebook, and the records of its seeds."""
+
+    cell: Cell
+    records: list[dict[str, Any]]
+    sampled: dict[str, Any]  # what was measured of its samples, where it was
+
+    @property
+    def bits(self) -> Spread:
+        found = Spread.of([min(row["bits"] for row in record["rows"]) for record in self.records])
+        assert found is not None
+        return found
+
+    def mean(self, name: str) -> float | None:
+        values = [record[name] for record in self.records if record[name] is not None]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def best_step(self) -> float:
+        best = [min(record["rows"], key=lambda row: row["bits"])["step"] for record in self.records]
+        return sum(best) / len(best)
+
+    @property
+    def curve(self) -> str:
+        """Bits at each look, `step:bits` after `step:bits`, the means over seeds."""
+        looks = zip(*(record["rows"] for record in self.records))
+        return " ".join(f"{each[0]['step']}:{sum(r['bits'] for r in each) / len(each):.4f}" for each in looks)
+
+    def steps_to(self, bits: float) -> float | None:
+        """Steps until so few bits, the mean over seeds; None where some seed does not get there."""
+        first = [next((row["step"] for row in record["rows"] if row["bits"] <= bits), None) for record in self.records]
+        known = [step for step in first if step is not None]
+        return sum(known) / len(known) if len(known) == len(first) else None
+
+
+def wanted(options: Options) -> list[Cell]:
+    found = quick_cells() if options.dataset == QUICK else cells()
+    if options.codebooks is not None:
+        found = [cell for cell in found if cell.book.K in options.codebooks]
+    return found
+
+
+def run_missing(options: Options, say: Callable[[str], object]) -> None:
+    """Train what no record tells of, one run after the other, on this machine."""
+    needed, found = wanted(options), find(options)
+    todo = [cell for cell in needed if cell.id not in found]
+    say(f"{len(needed)} runs are needed; {len(needed) - len(todo)} of them are done already")
+    if todo and options.dataset != QUICK and not torch.cuda.is_available():
+        say("there is no GPU here: this takes hours a run (--quick makes a small version in a minute)")
+    run_cells(todo, options.runs / STUDY, options.data_path, say=say)
+
+
+def find(options: Options) -> dict[str, dict[str, Any]]:
+    """The records of finished runs by id; two of one run that disagree are refused."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in (options.runs, *options.records):
+        for path in sorted(folder.rglob("*.jsonl")):
+            for record in read(path) if _is_ours(path) else ():
+                if "rows" not in record:
+                    continue
+                run = Cell.of(record["cell"])
+                if found.setdefault(run.id, record)["rows"] != record["rows"]:
+                    raise ValueError(f"{path}: there are two records of {run.name!r}, which disagree")
+    return found
+
+
+def find_sampled(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The records of samples by the id of their cell, the newest of each."""
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.jsonl"))]
+    told = [record for path in paths if _is_ours(path) for record in read(path) if "sampled" in record]
+    return {Cell.of(record["cell"]).id: record for record in told}
+
+
+def _is_ours(path: Path) -> bool:
+    with open(path, "rb") as file:
+        try:
+            first = json.loads(file.readline())
+        except ValueError:
+            return False
+    return isinstance(first, dict) and first.get("study") == STUDY
+
+
+def rows_of(options: Options) -> tuple[list[Row], list[str]]:
+    """The rows that have a record, and the names of cells that have none."""
+    found, lacking = find(options), []
+    looked_at = find_sampled((options.runs, *options.records))
+    rows: dict[Cell, Row] = {}
+    for cell in wanted(options):
+        key = replace(cell, seed=0)
+        rows.setdefault(key, Row(key, [], looked_at.get(key.id, {}).get("sampled", {})))
+        if cell.id in found:
+            rows[key].records.append(found[cell.id])
+        else:
+            lacking.append(cell.name)
+    return [row for row in rows.values() if row.records], lacking
+
+
+def make_prior_table(options: Options) -> Table:
+    shown, lacking = rows_of(options)
+    notes = check_whole(STUDY, options, {"mixed": _mixed(shown)}, bool(shown))
+    if lacking:
+        notes.append(f"Not measured yet: {some(lacking)}.")
+    return Table(
+        name=STUDY if options.dataset != QUICK else f"{STUDY}-{QUICK}",
+        title="Study prior: bits a token of a causal transformer over 8 x 8 tokens, the best of 20 validations, mean ± "
+        "standard deviation over n seeds.",
+        notes=[*notes, *_notes(shown)],
+        header=list(HEADINGS),
+        rows=[_for_people(row) for row in shown],
+        columns=list(COLUMNS),
+        values=[_for_programs(row, _goal(row, shown)) for row in shown],
+    )
+
+
+def _mixed(rows: Sequence[Row]) -> list[str]:
+    """Codebooks whose tokens the runs did not share."""
+    seen: dict[str, set[str]] = {}
+    for row in rows:
+        for record in row.records:
+            told = " + ".join(f"{record[name]:,}" for name in ALIKE)
+            seen.setdefault(row.cell.book.name, set()).add(told)
+    return [
+        f"{book} has {' and '.join(sorted(found))} images and codes" for book, found in seen.items() if len(found) > 1
+    ]
+
+
+def _goal(row: Row, rows: Sequence[Row]) -> float | None:
+    """NEAR times the bits of row/column on the same tokens, with as many steps and no smoothing."""
+    plain = replace(row.cell, head="row/column", smoothing=False)
+    return next((NEAR * other.bits.mean for other in rows if other.cell == plain), None)
+
+
+def _for_people(row: Row) -> list[str]:
+    cell, size = row.cell, row.mean("head_parameters") or 0
+    key = [cell.book.data, cell.book.codebook, f"{cell.book.K:,}", cell.head, "yes" if cell.smoothing else "no"]
+    memory = row.mean("memory_gib")
+    cost = [f"{size / 1e6:.2f} M", f"{row.mean('ms'):.1f}", "" if memory is None else f"{memory:.1f}"]
+    return [*key, f"{cell.steps:,}", str(len(row.records)), row.bits.show(3), *cost, f"{row.mean('psnr'):.2f}"]
+
+
+def _for_programs(row: Row, goal: float | None) -> list[str]:
+    cell = row.cell
+    key = [cell.book.data, cell.book.codebook, str(cell.book.K), cell.head, "yes" if cell.smoothing else "no"]
+    numbers = [row.bits.mean, row.mean("head_parameters"), row.mean("ms"), row.mean("memory_gib"), float(cell.steps)]
+    numbers += [row.bits.std, TOKENS * row.bits.mean, row.mean("psnr"), row.mean("used"), row.best_step]
+    numbers.append(None if goal is None else row.steps_to(goal))
+    numbers += [row.sampled.get(name) for name in SAMPLED]
+    facts = [" ".join(dict.fromkeys(str(record.get(name) or "") for record in row.records)) for name in FACTS]
+    facts[1] = " ".join(text[:7] for text in facts[1].split())
+    return [
+        *key,
+        str(len(row.records)),
+        *("" if value is None else f"{value:.10g}" for value in numbers),
+        row.curve,
+        *facts,
+    ]
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Where flat wins, and what the columns mean."""
+    wins, compared = [], 0
+    for row in rows:
+        if row.cell.head != "row/column" or row.cell.smoothing:
+            continue
+        flat = next((other for other in rows if other.cell == replace(row.cell, head="flat")), None)
+        if flat is None:
+            continue
+        compared += 1
+        if flat.bits.mean < row.bits.mean:
+            wins.append(f"{row.cell.book.name} by {100 * (1 - flat.bits.mean / row.bits.mean):.1f}%")
+    notes = []
+    if compared:
+        said = "; ".join(wins) if wins else "nowhere"
+        notes.append(f"Where a flat head needs fewer bits than row/column, of {compared} codebooks: {said}.")
+    for row in rows:
+        if row.sampled:
+            told = row.sampled
+            text = f"{told['images']:,} samples of {row.cell.book.name} {row.cell.head} took {told['seconds']:.1f} s"
+            if "fd_vgg" in told:
+                others = (told["fd_vgg_reconstructions"], told["fd_vgg_photographs"])
+                text += f"; FD-VGG to training images {told['fd_vgg']:.1f} (reconstructions {others[0]:.1f}, other "
+                text += f"photographs {others[1]:.1f})"
+            notes.append(f"{text}.")
+    notes.append("`bits` is the first third of a token's bits, then the others. `shuffled` codes have no order.")
+    hardware = dict.fromkeys(record["hardware"] for row in rows for record in row.records)
+    return [*notes, f"Run on {', '.join(hardware)}."]
+
+
+def draw_prior(table: Table) -> Any:
+    """Two panels. PSNR against the bits of an image: for each codebook, over its sizes, by the head with the fewest
+    bits; and the way to few bits with and without smoothing. None where there is no such pair of runs."""
+    rows = [dict(zip(table.columns, row)) for row in table.values]
+    smoothed = [row for row in rows if row["smoothing"] == "yes"]
+    if not smoothed:
+        return None
+    pair = max(smoothed, key=lambda row: (int(row["K"]), int(row["steps"])))
+    data = pair["data"]
+    caption = (
+        f"{data}, seeds a point: {' or '.join(sorted({row['n'] for row in rows}))}. Left: each point is a size of the "
+    )
+    caption += "codebook, with the head that needs the fewest bits; up and left is better. Right: validation bits of "
+    caption += f"row/column with {int(pair['K']):,} codes."
+    with style():
+        figure, (left, right) = canvas(2, "What an image costs, and how fast a prior learns it", caption)
+        for codebook, (color, marker) in LOOKS.items():
+            place: dict[int, tuple[float, float]] = {}
+            for row in rows:
+                if (row["data"], row["codebook"]) == (data, codebook):
+                    here = (float(row["bits_per_image"]), float(row["psnr"]))
+                    place[int(row["K"])] = min(place.get(int(row["K"]), here), here)
+            if place:
+                bits, decibels = zip(*(place[size] for size in sorted(place)))
+                left.plot(bits, decibels, color=color, marker=marker, markersize=5, linewidth=1.8, label=codebook)
+        alike = ("data", "codebook", "K", "head")
+        for row in rows:
+            if all(row[name] == pair[name] for name in alike):
+                looks = [look.split(":") for look in row["curve"].split()]
+                label = f"{'smoothed' if row['smoothing'] == 'yes' else 'one-hot'}, {int(row['steps']):,} steps"
+                dash = "-" if row["smoothing"] == "yes" else "--"
+                right.plot(
+                    [int(step) for step, _ in looks], [float(b) for _, b in looks], dash, linewidth=1.8, label=label
+                )
+        left.set(xlabel="bits an image", ylabel="PSNR (dB)")
+        right.set(xlabel="step", ylabel="bits a token")
+        for ax in (left, right):
+            ax.legend()
+    return figure
