@@ -44,6 +44,11 @@ def test_cells_leave_out_what_was_not_measured(rows):
     assert results.cell("{absent}", rows[0], {}) == ""
 
 
+def test_a_name_with_digits_keeps_its_suffix():
+    assert results.cell("[{a}](results-256.md)", {"a": "x"}, {}) == "[x](results-256.md)"
+    assert results.cell("{a:#.3g}", {"a": 378.2}, {}) == "378"
+
+
 def test_rows_are_merged_across_a_column(rows):
     small, large = results.merged(rows, ["K"], ["method"])
     assert results.cell("{K}: {loss[ema]:.1f}, {loss[ksom]:.1f}", small, {}) == "512: 2.5, 1.5"

@@ -9,6 +9,7 @@
 A line is a column: its heading, and a format string over the CSV's columns, whose ` ± ` part is left out where a value
 is empty. With `across` the rows that agree in the columns `by` become one, whose values go by those of the columns
 `across`: `{ms[ema]:.2f}`; rows that agree in both are averaged. The caption ends with n, hardware, torch and commit.
+Where the file does not exist yet, or no row of it is chosen, the text of `missing` stands in its place.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def cell(form: str, row: Row, names: dict[str, str]) -> str:
             parts.append(part.format(**row))
         except (KeyError, TypeError):  # nothing was measured
             break
-    text = re.sub(r"(?<=\d)\.(?!\d)", "", " ± ".join(parts))  # "378." of #.3g
+    text = re.sub(r"(?<=\d)\.(?!\w)", "", " ± ".join(parts))  # "378." of #.3g
     return names.get(text, text)
 
 
@@ -112,14 +113,19 @@ def facts(rows: list[Row]) -> str:
 class Results(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = dict.fromkeys(("caption", "where", "names", "by", "across"), directives.unchanged_required)
+    option_spec = dict.fromkeys(("caption", "where", "names", "by", "across", "missing"), directives.unchanged_required)
 
     def run(self) -> list[nodes.Node]:
         _, path = self.env.relfn2path(self.arguments[0])
         self.env.note_dependency(path)
         option = self.options.get
+        if option("missing") and not Path(path).exists():
+            return self._parsed([option("missing")])
         try:
             rows = chosen(read(path), pairs(option("where", "")))
+            rows = [row for row in rows if row.get("n") != 0] if option("missing") else rows
+            if option("missing") and not rows:
+                return self._parsed([option("missing")])
             columns = [[part.strip() for part in line.split("|", 1)] for line in self.content if line.strip()]
             shown = merged(rows, option("by", "").split(), option("across").split()) if option("across") else rows
             if not 0 < len(shown) <= MOST_ROWS:
@@ -135,6 +141,9 @@ class Results(SphinxDirective):
         caption = f"{option('caption', '')} ({facts(rows)}; [CSV]({link}))".replace("(; ", "(")
         lines = [[heading for heading, _ in columns], sides, *body]
         text = [*(f"| {' | '.join(line)} |" for line in lines), "", caption.strip()]
+        return self._parsed(text)
+
+    def _parsed(self, text: list[str]) -> list[nodes.Node]:
         node = nodes.container(classes=["results"])
         self.state.nested_parse(StringList(text, self.env.docname), self.content_offset, node)
         return [node]
