@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 from PIL import ImageFile
 
@@ -38,8 +40,15 @@ def signals_held_back() -> Iterator[None]:
 def begin(worker: int) -> None:
     """Run first in worker number `worker`: it ends when its parent is gone, or sends it SIGTERM."""
     ImageFile.MAXBLOCK = 1 << 20  # pixels come out of Pillow in one piece, not in several that are then joined
+    sys.excepthook = _complain
     if signal.SIGTERM in _HELD_BACK:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _complain(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    """Silent where a parent that is being stopped hangs up while multiprocessing's thread hands it a batch."""
+    if not issubclass(kind, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, where)
 
 
 def _end_with(parent: int) -> None:
