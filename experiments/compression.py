@@ -60,21 +60,23 @@ def sizes(images_NCHW: Tensor, tokens: Tensor, codes: int, decibels: float) -> d
         "raw": len(flat) * math.ceil(math.log2(codes)) / pixels,
         "zstd": 8 * len(pyarrow.Codec("zstd", LEVEL).compress(packed)) / pixels,
         "frequencies": float(entropy) / pixels,
-        **{name: at_psnr(images_NCHW, name, decibels) for name in ("jpeg", "webp")},
+        **_at_psnr(images_NCHW, "jpeg", decibels),
+        **_at_psnr(images_NCHW, "webp", decibels),
     }
 
 
-def at_psnr(images_NCHW: Tensor, form: str, decibels: float) -> float | None:
-    """Bits a pixel of a sheet of the images at this PSNR, or of the worst quality where that is still better: at this
-    PSNR it would take fewer. None where no quality is that good."""
+def _at_psnr(images_NCHW: Tensor, form: str, decibels: float) -> dict[str, float | None]:
+    """Bits a pixel of a sheet of the images at this PSNR, and the PSNR itself. Where the worst quality is still better,
+    both are that quality's: at the PSNR asked for it would take fewer bits. None where no quality is that good."""
     sheet = _sheet(images_NCHW)
     found = [_coded(sheet, form, quality) for quality in QUALITIES]
+    reached: tuple[float, float] | tuple[None, None] = (None, None)
     if decibels < found[0][0]:
-        return found[0][1]
+        reached = found[0]
     for (worse, small), (better, large) in pairwise(found):
         if worse <= decibels <= better:
-            return small + (large - small) * (decibels - worse) / max(better - worse, 1e-9)
-    return None
+            reached = decibels, small + (large - small) * (decibels - worse) / max(better - worse, 1e-9)
+    return {form: reached[1], f"{form}_psnr": reached[0]}
 
 
 def _coded(sheet: np.ndarray, form: str, quality: int) -> tuple[float, float]:
@@ -116,9 +118,12 @@ def rows_of_run(run: Path, prior: Path) -> list[dict[str, Any]]:
     found = sizes(images, flat, codes, decibels)
     pixels = images.shape[0] * images.shape[2] * images.shape[3]
     found["prior"] = coded_bits(open_coder(prior, run, "cpu"), levels) / pixels
-    facts = {"data": data, "K": codes, "psnr": decibels, "images": len(images)}
+    facts = {"data": data, "K": codes, "images": len(images)}
     facts |= {"hardware": config["hardware"], "commit": config["commit"]}
-    return [{**facts, "form": form, "bits_per_pixel": found[form]} for form in FORMS]
+    return [
+        {**facts, "form": form, "bits_per_pixel": found[form], "psnr": found.get(f"{form}_psnr", decibels)}
+        for form in FORMS
+    ]
 
 
 def main() -> None:
