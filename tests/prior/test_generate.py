@@ -152,6 +152,9 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     refused("label 4 is out of range: the prior's 4 classes are 0 to 3", "sample", out, "--label", "4", *to)
     refused("temperature=-1.0 must be a finite number of at least 0", "sample", out, "--temperature", "-1", *to)
     refused("top_p=2.0 must be above 0 and at most 1", "sample", out, "--top-p", "2", *to)
+    for bad in ("nan", "-1", "inf"):
+        refused(f"guidance={float(bad)!r} must be a finite number of at least 0", "sample", out, "--guidance", bad, *to)
+    refused("top_p=nan must be above 0 and at most 1", "sample", out, "--top-p", "nan", *to)
     refused("there is no prior in", "sample", tmp_path, *to)
     refused("holds no prior, but 'vqvae'", "sample", run, *to)
     refused("already holds a run; add --resume", "prior", run, "--out", out)

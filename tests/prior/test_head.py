@@ -168,9 +168,34 @@ def test_what_does_not_fit_is_refused():
         MapHead(8, Grid((4, 6)), splits=[(4,)])
     with pytest.raises(ValueError, match="has 4 axes"):
         MapHead(8, Grid((2, 2, 2, 2)))
-    for bad in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            make("plane").sample(hidden(1, 8), **bad)
+    for name, value in (
+        *(("temperature", value) for value in (-1.0, math.nan, math.inf)),
+        *(("top_p", value) for value in (0.0, 1.5, math.nan)),
+        *(("guidance", value) for value in (-1.0, math.nan, math.inf)),
+    ):
+        with pytest.raises(ValueError, match=f"{name}={value!r} must be"):
+            make("plane").sample(hidden(1, 8), without=hidden(1, 8), **{name: value})
+    with pytest.raises(ValueError, match=r"guidance=2.0 needs without="):
+        make("plane").sample(hidden(1, 8), guidance=2.0)
+
+
+@pytest.mark.parametrize("kind", [MapHead, FlatHead])
+def test_a_width_that_is_none_is_refused(kind):
+    head = make("plane", kind)
+    for width in (-1.0, math.nan, -1, torch.tensor(math.nan), torch.tensor(-2.0)):
+        with pytest.raises(ValueError, match=r"width=.* must be at least 0: cells of the map"):
+            head.loss(hidden(2, 8), torch.tensor([0, 1]), width=width)
+
+
+@pytest.mark.parametrize("kind", [MapHead, FlatHead])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drawn_from_logits_that_are_not_finite(kind, temperature):
+    h = hidden(3, 8)
+    h[1, 2] = math.nan
+    with pytest.raises(ValueError, match=r"the logits of 1 of 3 tokens are NaN or infinite.*hidden states"):
+        make("plane", kind).sample(h, temperature)
+    with pytest.raises(ValueError, match=r"the logits of 1 of 3 tokens"):
+        make("plane", kind).sample(hidden(3, 8), temperature, without=h, guidance=2.0)
 
 
 def test_a_head_compiles_whole():

@@ -125,6 +125,8 @@ def test_guidance():
     assert not torch.equal(draw(labels_B=labels, guidance=4.0), plain)
     with pytest.raises(ValueError, match=r"guidance=2.0 needs labels"):
         draw(guidance=2.0)
+    with pytest.raises(ValueError, match=r"guidance=nan must be a finite number"):
+        draw(labels_B=labels, guidance=float("nan"))
 
 
 def test_training_hides_some_labels():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from topovq.distributed import pick_device
+from topovq.prior.head import check_drawing, check_drawn
 from topovq.prior.transformer import Prior
 from topovq.storage import CONFIG, model_id, refuse_to_overwrite
 from topovq.tokenizer.models import Tokenizer, check_name, codes_of, load_pretrained
@@ -120,7 +121,9 @@ def draw(
                 known_BT=known_T.to(device).expand(here.stop - here.start, -1) if known_T is not None else None,
             )
         found.append(tokens_BT)
-    return torch.cat(found).cpu()
+    tokens_NT = torch.cat(found).cpu()
+    check_drawn(tokens_NT)
+    return tokens_NT
 
 
 def sample(
@@ -148,6 +151,7 @@ def sample(
     """
     if number < 1 or batch_size < 1:
         raise ValueError(f"number={number} and batch_size={batch_size} must be at least 1")
+    check_drawing(temperature, top_p, guidance)
     out = Path(out)
     for name in (TOKENS, SHEET, IMAGES):
         refuse_to_overwrite(out / name, force)
@@ -203,6 +207,7 @@ def complete(
     refuse_to_overwrite(out, force)
     if number < 1:
         raise ValueError(f"number={number} must be at least 1")
+    check_drawing(temperature, top_p, guidance)
     pair = open_prior(folder, run, device)
     chosen = label_number(pair.prior, label)
     tokens_1T = pair.prior.to_sequence(pair.model.encode(str(image))).cpu()

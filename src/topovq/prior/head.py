@@ -128,6 +128,7 @@ class Head(nn.Module):
         """Mean cross entropy in nats, a scalar; with `width` (cells of the map) that of smoothed targets."""
         if width is None:
             return -self.log_probs(hidden, tokens).mean()
+        _check_width(width)
         return self.smoothed(hidden, tokens, torch.as_tensor(width, device=hidden.device)).mean()
 
     def smoothed(self, hidden: Tensor, tokens: Tensor, width: Tensor) -> Tensor:
@@ -175,6 +176,9 @@ class Head(nn.Module):
         top_p        keeps the likeliest digits that together have this probability, of each factor
         without      hidden states of the same model without the condition, for guidance
         guidance     logits are without + guidance * (with - without): 1 is the condition alone, more follow it closer
+
+        Where logits are NaN or infinite nothing can be drawn. On the CPU that is an error. On a GPU the token is -1,
+        since asking would make the host wait.
         """
         shape = (*hidden.shape[:-1], len(self.factors))
         uniform = torch.rand(shape, generator=generator, device=hidden.device)
@@ -191,19 +195,24 @@ class Head(nn.Module):
         guidance: float = 1.0,
     ) -> Tensor:
         """`sample` with its random numbers given: uniform in [0, 1), [..., F]."""
-        if not 0 <= temperature < math.inf:
-            raise ValueError(f"temperature={temperature!r} must be a finite number of at least 0")
-        if not 0 < top_p <= 1:
-            raise ValueError(f"top_p={top_p!r} must be above 0 and at most 1")
+        check_drawing(temperature, top_p, guidance)
+        if without is None and guidance != 1:
+            raise ValueError(
+                f"guidance={guidance!r} needs without=, the hidden states of the same model without the condition"
+            )
+        sound = torch.ones(hidden.shape[:-1], dtype=torch.bool, device=hidden.device)
         before = torch.zeros(*hidden.shape[:-1], 0, dtype=torch.long, device=hidden.device)
         for factor in range(len(self.factors)):
             logits = self.factor_logits(hidden, before)
             if without is not None:
                 plain = self.factor_logits(without, before)
                 logits = torch.where(logits > NEVER / 2, plain + guidance * (logits - plain), NEVER)
+            sound = sound & logits.isfinite().all(-1)
             digit = _draw(logits, uniform[..., factor], temperature, top_p)
             before = torch.cat([before, digit[..., None]], -1)
-        return self.tokens(before)
+        tokens = torch.where(sound, self.tokens(before), -1)
+        check_drawn(tokens)
+        return tokens
 
 
 class FlatHead(Head):
@@ -343,6 +352,40 @@ class _Neighbors:
         if axis == 1 and self.grid.size < self.grid.places:  # the last row is partly empty
             logits = logits.masked_fill(drawn[0][..., None] * side + every >= self.grid.size, NEVER)
         return logits.softmax(-1)
+
+
+def check_drawing(temperature: float, top_p: float, guidance: float) -> None:
+    """Refuse values of `Head.sample` with which nothing can be drawn."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature!r} must be a finite number of at least 0")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p!r} must be above 0 and at most 1")
+    if not 0 <= guidance < math.inf:
+        raise ValueError(f"guidance={guidance!r} must be a finite number of at least 0; 1 leaves it out")
+
+
+def check_drawn(tokens: Tensor) -> None:
+    """Refuse tokens of which some could not be drawn; only on the CPU, where looking costs nothing."""
+    if torch.compiler.is_compiling() or tokens.device.type != "cpu":
+        return
+    bad = int((tokens < 0).sum())
+    if bad:
+        raise ValueError(
+            f"the logits of {bad:,} of {tokens.numel():,} tokens are NaN or infinite, so that nothing can be drawn: "
+            "look for NaN in the hidden states and in the head's weights, and for a guidance that is too large"
+        )
+
+
+def _check_width(width: Tensor | float) -> None:
+    """Refuse a width of smoothed targets that is NaN or negative; one on a GPU is not looked at."""
+    if isinstance(width, Tensor):
+        if torch.compiler.is_compiling() or width.device.type != "cpu":
+            return
+        fits = bool((width >= 0).all())
+    else:
+        fits = width >= 0
+    if not fits:
+        raise ValueError(f"width={width!r} must be at least 0: cells of the map over which targets are smoothed")
 
 
 def _draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:

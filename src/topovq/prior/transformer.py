@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from topovq.grid import Grid, check_range
 from topovq.pretrained import HubModule
-from topovq.prior.head import FlatHead, Head, MapHead
+from topovq.prior.head import FlatHead, Head, MapHead, check_drawing
 from topovq.prior.layers import Block, TokenInput, rotary_turns
 from topovq.storage import CONFIG, WEIGHTS, write_files
 
@@ -234,13 +234,14 @@ class Prior(nn.Module, HubModule):
         """Tokens int64 [B, T] of `number` images, drawn token by token; the host waits for nothing.
 
         labels_B     classes int64 [B]; without them the prior is used without a condition
-        temperature, top_p   as in `Head.sample`
+        temperature, top_p   as in `Head.sample`, also for what cannot be drawn
         guidance     above 1 follows the labels closer (classifier-free guidance), at twice the work; 1 leaves it out
         generator    of the device that the prior is on
         uniform_BTF  random numbers to use instead, as `uniform` makes them
         known_BT     tokens to keep, -1 where one is to be drawn: what comes after a place has no say in it
         """
         device = self.place.weight.device
+        check_drawing(temperature, top_p, guidance)
         if guidance != 1 and labels_B is None:
             raise ValueError(f"guidance={guidance!r} needs labels: it strengthens the condition")
         guided = guidance != 1
@@ -251,7 +252,8 @@ class Prior(nn.Module, HubModule):
         if uniform_BTF is None:
             uniform_BTF = self.uniform(number, generator)
         for t, slot in enumerate(self.slot_of):
-            before_B = tokens_BT[:, t - 1]  # at step 0 of no meaning, and not looked at
+            # At step 0 of no meaning, and not looked at; -1 where nothing could be drawn.
+            before_B = tokens_BT[:, t - 1].clamp(min=0)
             hidden_BD = self.step(before_B.repeat(2) if guided else before_B, t, labels_B, cache)
             head = self.outputs[slot]
             with_D, without_D = (hidden_BD[:number], hidden_BD[number:]) if guided else (hidden_BD, None)
