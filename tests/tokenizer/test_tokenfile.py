@@ -197,6 +197,19 @@ def test_pages_have_checksums_and_files_without_them_are_read(written: Callable[
     assert torch.equal(read(tmp_path / "old.parquet")[1], TOKENS)
 
 
+@pytest.mark.parametrize(
+    "kind", [pyarrow.list_(pyarrow.int32(), 64), pyarrow.large_list(pyarrow.int64())], ids=["fixed", "large"]
+)
+def test_other_kinds_of_lists_are_read(tmp_path: Path, kind: Any) -> None:
+    """Other libraries write tokens, all of them as many, as lists of a fixed size."""
+    as_parquet(tmp_path / "t.parquet", tokens=pyarrow.array(ROWS, kind))
+    assert parquet.read_schema(tmp_path / "t.parquet").field("tokens").type == kind
+    assert torch.equal(read(tmp_path / "t.parquet")[1], TOKENS)
+    as_parquet(tmp_path / "bad.parquet", tokens=pyarrow.array([None, *ROWS[1:]], kind))
+    with pytest.raises(ValueError, match=r"bad\.parquet has"):
+        read(tmp_path / "bad.parquet")
+
+
 def test_a_footer_is_read_as_arrow_reads_it(tmp_path: Path) -> None:
     as_parquet(tmp_path / "t.parquet")
     data, told = (tmp_path / "t.parquet").read_bytes(), parquet.ParquetFile(tmp_path / "t.parquet").metadata

@@ -28,6 +28,7 @@ ROW_GROUPS, COLUMNS, GROUP_ROWS, METADATA, NAME, VALUES = 4, 1, 3, 3, 3, 5
 def _pyarrow() -> Any:
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise MissingExtra("pyarrow, which Parquet files need,", "train") from None
@@ -166,7 +167,7 @@ def read_parquet(path: Path, batch_size: int) -> Iterator[Batch]:
             for column, shape in shapes.items():
                 lists = batch.column(column)
                 values = lists.flatten()
-                lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+                lengths = arrow.compute.list_value_length(lists).to_numpy(zero_copy_only=False)
                 if lists.null_count or values.null_count or (lengths != math.prod(shape)).any():
                     raise DamagedFile(f"has images whose {column} are not the {math.prod(shape)} that its shape says")
                 whole = values.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -205,7 +206,8 @@ def _check_types(arrow: Any, schema: Any, shapes: dict[str, tuple[int, ...]]) ->
         raise DamagedFile(f"has images of type {schema.field('image').type}; expected names")
     for column in shapes:
         kind = schema.field(column).type
-        if not types.is_list(kind) or not types.is_integer(kind.value_type):
+        lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if not lists or not types.is_integer(kind.value_type):
             raise DamagedFile(f"has {column} of type {kind}; expected lists of whole numbers")
 
 
