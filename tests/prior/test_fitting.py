@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,53 @@ def test_tokens_and_labels_that_do_not_fit_are_refused(run: Path, tmp_path: Path
     refused(r"no training image has the label 'bird'", names=sides)
     with pytest.raises(ValueError, match=r"is a run already; --run"):
         fit(tiny_prior(run, tmp_path / "prior", run=run), quiet=True)
+    assert not (tmp_path / "prior").exists()
+
+
+def test_a_refused_training_leaves_nothing(run: Path, tmp_path: Path, monkeypatch) -> None:
+    bad = write_file(tmp_path / "bad.parquet", ["0.png", "1.png"], torch.full((2, 4, 4), 99))
+    for out in (tmp_path / "new" / "prior", tmp_path / "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=r"holds tokens from 99 to 99"):
+            fit(tiny_prior(bad, out, run=run), quiet=True)
+    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "empty").iterdir())  # an empty folder that was there stays
+    with pytest.raises(ValueError, match=r"dim=18 must be a multiple of 4 \* heads, which is 8"):
+        fit(tiny_prior(run, tmp_path / "new", dim=18), quiet=True)
+    monkeypatch.setattr("topovq.tokenizer.atlas.charts", lambda model: [])
+    with pytest.raises(ValueError, match="have no places on a map"):
+        fit(tiny_prior(run, tmp_path / "new"), quiet=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_folders_of_others_are_refused(run: Path, whole: Path, tmp_path: Path) -> None:
+    """Nothing is written to a folder that is not a prior's."""
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for name in ("a.png", "b.png"):
+        (pictures / name).write_bytes(b"mine")
+    match = r"is no training of a prior: it holds 'a.png' and 1 more; choose a new folder"
+    for resume in (False, True):
+        with pytest.raises(FileExistsError, match=match):
+            fit(tiny_prior(run, pictures, resume=resume), quiet=True)
+    assert sorted(path.name for path in pictures.iterdir()) == ["a.png", "b.png"]
+    with pytest.raises(FileExistsError, match=r"a.png is a file; --out names a folder"):
+        fit(tiny_prior(run, pictures / "a.png"), quiet=True)
+    Prior.from_pretrained(whole).save_pretrained(tmp_path / "saved")
+    with pytest.raises(FileExistsError, match=r"is no training of a prior: it holds 'README.md' and 3 more"):
+        fit(tiny_prior(run, tmp_path / "saved", resume=True), quiet=True)
+    for resume in (False, True):
+        with pytest.raises(ValueError, match=r"holds no prior, but 'vqvae'; choose another --out"):
+            fit(tiny_prior(run, run, resume=resume), quiet=True)
+
+
+def test_a_training_that_was_cut_off_before_its_record_starts_again(run: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "prior"
+    out.mkdir()
+    for name in ("tokens.safetensors", ".lock"):
+        shutil.copy(whole / name, out / name)
+    fit(tiny_prior(run, out, labels=True, smoothing=1.0), quiet=True)
+    assert figures(out) == figures(whole)
 
 
 def test_settings() -> None:

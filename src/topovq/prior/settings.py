@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topovq.neighborhood import Schedule
-from topovq.prior.transformer import HEADS
+from topovq.prior.corpus import TOKENS_FILE
+from topovq.prior.transformer import HEADS, KIND, check_heads
+from topovq.storage import CONFIG, read_json
 from topovq.tokenizer.models import check_name
-from topovq.tokenizer.training.checkpoint import checkpoints
+from topovq.tokenizer.training.checkpoint import checkpoints, step_of
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
 # What identifies a prior, besides the tokens: the fields that decide its result.
@@ -133,14 +135,15 @@ class PriorConfig:
                 raise ValueError(f"{name}={getattr(resolved, name)!r} must be a number of at least 0")
         if 0 < resolved.smoothing < LAST_WIDTH:
             raise ValueError(f"smoothing={resolved.smoothing!r} must be 0, or at least {LAST_WIDTH} cells of the map")
+        check_heads(int(resolved.dim or 0), int(resolved.heads or 0))
         if resolved.out is None:
             resolved.out = Path("runs") / resolved.run_id
         return resolved
 
     def _started(self) -> dict[str, Any]:
         """The first line of the record of the training that is resumed; empty where none is."""
-        if not self.resume or self.out is None or not (self.out / RECORD_FILE).exists():
-            return {}
+        if not self.resume or self.out is None or not (self.out / RECORD_FILE).exists() or kind_in(self.out) != KIND:
+            return {}  # another's is refused later (check_started)
         return read_record(self.out / RECORD_FILE)[0]
 
     @property
@@ -173,16 +176,60 @@ class PriorConfig:
 
 
 def check_started(config: PriorConfig) -> list[dict[str, Any]]:
-    """Refuse a folder in which another prior was begun; the lines of the record of this one, if there are any."""
+    """Refuse a folder with another prior or anything else; the lines of the record of this one, if there are any."""
     folder = config.out
     assert folder is not None
-    started = (folder / RECORD_FILE).exists()
-    if not config.resume and (started or checkpoints(folder)):
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise FileExistsError(f"{there} is a file; --out names a folder for the prior")
+    kind = kind_in(folder)
+    if kind not in (None, KIND):
+        raise ValueError(f"{folder} holds no prior, but {kind!r}; choose another --out")
+    started, begun = (folder / RECORD_FILE).exists(), bool(checkpoints(folder))
+    if not config.resume and (started or begun):
         raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
+    if not (started or begun):
+        _check_empty(folder)
     lines = read_record(folder / RECORD_FILE) if started else []
     if lines:
         _compare(folder, lines[0], config.as_dict())
     return lines
+
+
+def kind_in(folder: Path) -> str | None:
+    """What was trained or saved in a folder: KIND, or the name of a tokenizer's model; None where nothing tells."""
+    if (folder / RECORD_FILE).exists():
+        first = read_record(folder / RECORD_FILE)[0]
+        return KIND if first.get("quantizer") == KIND else str(first.get("model", "something else"))
+    for place in (folder, *reversed(checkpoints(folder))):
+        if (place / CONFIG).is_file():
+            return str(read_json(place / CONFIG).get("model", "something else"))
+    return None
+
+
+def _check_empty(folder: Path) -> None:
+    """Refuse a folder with files of others. Tokens of a training that was cut off before its record may be there."""
+    found = [path.name for path in folder.iterdir()] if folder.exists() else []
+    others = sorted(name for name in found if not name.startswith(".") and name != TOKENS_FILE)
+    if others:
+        raise FileExistsError(
+            f"{folder} is there already and is no training of a prior: it holds {others[0]!r}"
+            + f" and {len(others) - 1:,} more" * (len(others) > 1)
+            + "; choose a new folder (--out)"
+        )
+
+
+def unfinished(folder: str | Path) -> str | None:
+    """How far a prior is whose training is not finished, in words; None where it is, or where no record tells."""
+    record = Path(folder) / RECORD_FILE
+    try:
+        lines = read_record(record) if record.is_file() else []
+    except ValueError:  # damaged: the weights have a manifest of their own
+        return None
+    if not lines or lines[-1]["event"] == "final" or "steps" not in lines[0]:
+        return None
+    done = max([*(line["step"] for line in lines[1:]), *map(step_of, checkpoints(Path(folder)))], default=0)
+    return f"the prior in {folder} is not finished: {done:,} of {lines[0]['steps']:,} steps are done"
 
 
 def _compare(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

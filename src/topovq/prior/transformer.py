@@ -31,6 +31,7 @@ from topovq.prior.layers import Block, TokenInput, rotary_turns
 from topovq.storage import CONFIG, WEIGHTS, write_files
 
 if TYPE_CHECKING:
+    from topovq.tokenizer.atlas import Chart
     from topovq.tokenizer.models import Tokenizer
 
 KIND = "prior"  # what config.json calls it
@@ -106,13 +107,7 @@ class Prior(nn.Module, HubModule):
     @classmethod
     def of(cls, model: Tokenizer, **options: Any) -> Self:
         """A prior for the tokens of `model`, with its maps and its codes."""
-        from topovq.tokenizer.atlas import charts
-
-        maps = charts(model)
-        if not maps:
-            raise ValueError(
-                "the codes of this model have no places on a map; give Prior its shapes and grids yourself"
-            )
+        maps = maps_of(model)
         grids = [chart.grid.to_dict() for chart in maps]
         prior = cls(model.token_shapes, grids, code_dim=maps[0].codes_KD.shape[1], **options)
         prior.set_codes([chart.codes_KD for chart in maps])
@@ -361,5 +356,20 @@ def _check_sizes(
         raise ValueError(f"shapes={shapes!r} have {slots} levels and stages in all, but there are {len(grids)} grids")
     if isinstance(head, str) and head not in HEADS:
         raise ValueError(f"head={head!r} is unknown; choose {', '.join(HEADS)}, or give the sizes of a token's digits")
+    check_heads(dim, heads)
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Refuse a width that the heads cannot share."""
     if dim % (4 * heads):
         raise ValueError(f"dim={dim} must be a multiple of 4 * heads, which is {4 * heads}")
+
+
+def maps_of(model: Tokenizer) -> list[Chart]:
+    """The maps of a tokenizer's codes; one without is refused."""
+    from topovq.tokenizer.atlas import charts
+
+    maps = charts(model)
+    if not maps:
+        raise ValueError("the codes of this model have no places on a map; give Prior its shapes and grids yourself")
+    return maps
