@@ -17,6 +17,7 @@ from experiments.fd_vgg import VGG, frechet
 from experiments.prior_books import Images, Tokens, decode
 from experiments.token_errors import measure
 from topovq.prior import Prior
+from topovq.prior.nearest import find_nearest
 
 SAMPLES = 10_000
 AT_ONCE = 2_500
@@ -39,7 +40,8 @@ def look_at(prior: Prior, tokens: Tokens, images: Images, vgg: Path | None, out:
     figures["images_per_second"] = len(pixels) / figures["seconds"]
     train = images[0].permute(0, 3, 1, 2)
     if train.shape[2:] == pixels.shape[2:]:
-        _save(beside(pixels[:BESIDE], train), out / f"nearest-{name}.webp")
+        near = find_nearest(pixels[:BESIDE], train.split(AT_ONCE), NEAREST)
+        _save(_sheet(near.beside(pixels[:BESIDE]), NEAREST + 1), out / f"nearest-{name}.webp")
     _save(_sheet(pixels[:SHOWN], 16), out / f"samples-{name}.webp")
     if vgg is not None and train.shape[2:] == pixels.shape[2:]:
         figures |= distances(VGG(vgg, device), pixels, train, tokens)
@@ -74,15 +76,6 @@ def distances(vgg: VGG, pixels: Tensor, train: Tensor, tokens: Tokens) -> dict[s
         "fd_vgg_reconstructions": frechet(vgg.moments(decode(tokens.model, tokens.val_NT)), real),
         "fd_vgg_photographs": frechet(vgg.moments(tokens.val_images), real),
     }
-
-
-def beside(samples: Tensor, train: Tensor) -> np.ndarray:
-    """A row for each sample: itself, then the training images with the least squared difference of pixels."""
-    flat = samples.flatten(1).float()
-    apart = torch.cat([torch.cdist(flat, part.flatten(1).float()) for part in train.split(10_000)], 1)
-    order = apart.topk(NEAREST, largest=False).indices
-    rows = [torch.cat([sample[None], train[near]]) for sample, near in zip(samples, order)]
-    return _sheet(torch.cat(rows), NEAREST + 1)
 
 
 def _sheet(images: Tensor, columns: int, gap: int = 2) -> np.ndarray:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from topovq.prior.fitting import BIT, fit
 from topovq.prior.generate import draw, open_prior, sheet
+from topovq.prior.nearest import find_nearest
 from topovq.prior.settings import PriorConfig
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.tokens import write_png
@@ -118,9 +119,7 @@ def _draw(model: Tokenizer, samples: Tensor, train: Tensor) -> Figure:
     figure = Figure(figsize=(15, 6.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.5, 1.25, 0.62])
     chosen = samples[:CLASSES]
-    apart = torch.cdist(chosen.flatten(1).float(), train.flatten(1).float())
-    near = train[apart.topk(NEAREST, largest=False).indices]
-    beside = sheet(torch.cat([chosen[:, None], near], 1).flatten(0, 1), NEAREST + 1)
+    beside = sheet(find_nearest(chosen, [train], NEAREST).beside(chosen), NEAREST + 1)
     for axes, picture, title in (
         (left, codebook_map(model), "the map of the tokenizer: every code decoded"),
         (middle, sheet(samples, CLASSES).permute(1, 2, 0).numpy(), "new images, a digit a column"),

@@ -17,9 +17,11 @@ import topovq
 from topovq.cli import main
 from topovq.prior import Prior
 from topovq.prior.fitting import fit
-from topovq.prior.generate import complete, draw, kept_steps, open_prior, sample, sheet
+from topovq.prior.generate import _copies, complete, draw, kept_steps, open_prior, sample, sheet
+from topovq.prior.nearest import find_nearest
+from topovq.prior.settings import unfinished
 from topovq.tokenizer.tokenfile import model_of, read_tokens
-from topovq.tokenizer.tokens import decode
+from topovq.tokenizer.tokens import decode, encode
 from topovq.tokenizer.training import read_record
 
 
@@ -29,7 +31,7 @@ def pixels(path: Path) -> np.ndarray:
 
 def test_samples_are_of_their_class(run: Path, labeled: Path, tmp_path: Path) -> None:
     """Images, tokens that decode to the same images, and a sheet with a column for each class."""
-    shown = sample(labeled, 8, tmp_path / "new", guidance=1.5, seed=3, device="cpu")
+    shown = sample(labeled, 8, tmp_path / "new", guidance=1.5, seed=3, device="cpu").sheet
     images = sorted(path.relative_to(tmp_path / "new" / "images") for path in shown.parent.rglob("images/*/*.png"))
     first = {"blue": 0, "green": 1, "red": 2, "white": 3}
     assert list(map(str, images)) == [f"{name}/0000{i + 4 * turn}.png" for name, i in first.items() for turn in (0, 1)]
@@ -155,6 +157,19 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     for bad in ("nan", "-1", "inf"):
         refused(f"guidance={float(bad)!r} must be a finite number of at least 0", "sample", out, "--guidance", bad, *to)
     refused("top_p=nan must be above 0 and at most 1", "sample", out, "--top-p", "nan", *to)
+    refused("new/sheet.png is a file; -o names a folder for the samples", "sample", out, "-o", new / "sheet.png")
+    refused("is a file; -o names", "sample", out, "-o", new / "sheet.png" / "inside")
+    refused("there is no folder", "sample", out, *to, "--nearest", tmp_path / "no" / "images")
+    refused("'c9.txt' must end in .png", "complete", out, new / "sheet.png", "-o", "c9.txt")
+    for image, words in (
+        (new / "tokens.parquet", "tokens.parquet is not an image of a known format"),
+        (new, "new is a folder; give one image"),
+        (tmp_path / "gone.png", "gone.png is not there; give the path of an image"),
+    ):
+        refused(words, "complete", out, image, "-o", tmp_path / "c.png")
+    (tmp_path / "half.png").write_bytes((new / "sheet.png").read_bytes()[:300])
+    refused("half.png cannot be read as an image:", "complete", out, tmp_path / "half.png", "-o", tmp_path / "c.png")
+    assert not (tmp_path / "other").exists()
     refused("there is no prior in", "sample", tmp_path, *to)
     refused("holds no prior, but 'vqvae'", "sample", run, *to)
     refused("already holds a run; add --resume", "prior", run, "--out", out)
@@ -164,6 +179,131 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "moved" / "manifest.json").unlink()
     (tmp_path / "moved" / "config.json").write_text(json.dumps(moved))
     refused("is not at", "sample", tmp_path / "moved", *to)
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_force_replaces_what_a_sample_wrote_and_nothing_else(labeled: Path, tmp_path: Path) -> None:
+    out, fresh = tmp_path / "new", tmp_path / "fresh"
+    sample(labeled, 9, out, device="cpu")
+    (out / "notes.txt").write_text("mine")
+    (out / "images" / ".hidden").write_text("of the file manager")
+    sample(labeled, 2, out, seed=1, label="red", device="cpu", force=True)
+    sample(labeled, 2, fresh, seed=1, label="red", device="cpu")
+    assert files_in(out) == sorted([*files_in(fresh), "images/.hidden", "notes.txt"])
+    assert not (out / "images" / "blue").exists()
+    assert (out / "images" / "red" / "00001.png").read_bytes() == (fresh / "images/red/00001.png").read_bytes()
+    told = json.loads((out / "samples.json").read_text())
+    assert (told["seed"], told["label"], told["number"], told["prior"]) == (1, "red", 2, str(labeled))
+
+    before = {name: (out / name).read_bytes() for name in files_in(out)}
+    (out / "images" / "red" / "mine.png").write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match=r"mine.png is there, and .*samples.json names no such sample"):
+        sample(labeled, 2, out, device="cpu", force=True)
+    (out / "images" / "red" / "mine.png").unlink()
+    (out / "nearest.png").write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match=r"nearest.png is there, and"):
+        sample(labeled, 2, out, device="cpu", force=True, nearest="photos")
+    (out / "nearest.png").unlink()
+    assert {name: (out / name).read_bytes() for name in files_in(out)} == before
+
+
+def test_force_deletes_nothing_where_no_sample_was_written(run: Path, labeled: Path, tmp_path: Path) -> None:
+    """A data set with names like those of samples, and its tokens beside it."""
+    (tmp_path / "images").mkdir()
+    for i in range(3):
+        Image.new("RGB", (16, 16)).save(tmp_path / "images" / f"{i:05}.png")
+    encode(run, tmp_path / "images", tmp_path / "tokens.parquet", device="cpu", workers=0)
+    before = {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)}
+    with pytest.raises(FileExistsError, match=r"tokens.parquet is there, and .* choose another folder"):
+        sample(labeled, 2, tmp_path, device="cpu", force=True)
+    assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
+    (tmp_path / "tokens.parquet").unlink()
+    for names in (["../outside.png"], ["/outside.png"], [3], "x", None):
+        (tmp_path / "samples.json").write_text(json.dumps({"files": names}))
+        with pytest.raises((ValueError, FileExistsError), match=r"choose another folder"):
+            sample(labeled, 2, tmp_path, device="cpu", force=True)
+    assert len(list((tmp_path / "images").iterdir())) == 3
+
+
+def test_classes_that_lead_out_of_the_folder_are_refused(run: Path, tmp_path: Path) -> None:
+    names = ["../../outside", "inside"]
+    prior = Prior.of(topovq.load(run), dim=16, layers=1, heads=2, run=str(run), classes=2, class_names=names)
+    prior.save_pretrained(tmp_path / "prior")
+    with pytest.raises(ValueError, match="would lie outside of the output folder"):
+        sample(tmp_path / "prior", 2, tmp_path / "a" / "b", device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["prior"]
+
+
+def test_the_nearest_image_of_a_copy_is_the_image() -> None:
+    images = torch.randint(256, (20, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    samples = torch.stack([images[17], images[3] // 2, torch.zeros_like(images[0])])
+    found = find_nearest(samples, images.split(6), 3)
+    assert found.images.shape == (3, 3, 3, 8, 8)
+    assert torch.equal(found.images[0, 0], images[17])
+    assert found.distances[0, 0] == 0
+    apart = (samples[:, None].double() - images.double()).square().mean((2, 3, 4)).sqrt()
+    torch.testing.assert_close(found.distances, apart.sort(1).values[:, :3].float())
+    assert torch.equal(found.images[2], images[apart[2].argsort()[:3]])
+    assert torch.equal(found.beside(samples)[4:8], torch.cat([samples[1:2], found.images[1]]))
+    assert find_nearest(samples, [images[:2]], 3).images.shape[1] == 2
+    with pytest.raises(ValueError, match=r"images of \(3, 4, 4\) are not of the samples' size, \(3, 8, 8\)"):
+        find_nearest(samples, [images[:, :, :4, :4]])
+    with pytest.raises(ValueError, match="no image to compare"):
+        find_nearest(samples, [])
+
+
+def test_samples_beside_their_nearest_training_images(run: Path, labeled: Path, tmp_path: Path, capsys) -> None:
+    """A sample that lies among the training images is found there, 0 away."""
+    first, data = tmp_path / "first", tmp_path / "data"
+    sample(labeled, 20, first, device="cpu")
+    pictures = Path(read_record(run / "record.jsonl")[0]["data"])
+    shutil.copytree(pictures / "train", data / "train")
+    shutil.copytree(pictures / "val", data / "val")
+    shutil.copy(first / "images" / "green" / "00001.png", data / "train" / "green" / "copy.png")
+    code, said = end_of(capsys, "sample", labeled, "-n", 20, "-o", tmp_path / "new", "--nearest", data)
+    assert code == 0, said
+    assert "the least distance of these 16 is 0.0 of 255" in " ".join(said.split())
+    picture = pixels(tmp_path / "new" / "nearest.png")
+    assert picture.shape == (16 * 18 + 2, 4 * 18 + 2, 3)
+    row = picture[18 + 2 : 18 + 18]
+    assert (row[:, 2:18] == pixels(first / "images" / "green" / "00001.png")).all()
+    assert (row[:, 20:36] == row[:, 2:18]).all()
+    assert "nearest.png" in json.loads((tmp_path / "new" / "samples.json").read_text())["files"]
+    # Crops that are drawn without end: those that the prior would have learned from.
+    found = sample(labeled, 2, tmp_path / "crops", device="cpu", nearest="photos").nearest
+    assert found is not None
+    assert found.images.shape == (2, 3, 3, 16, 16)
+
+
+def test_a_sample_with_the_tokens_of_a_training_image_is_counted(run: Path, labeled: Path, tmp_path: Path) -> None:
+    """What was learned by heart comes back as the tokenizer decodes it, which is not 0 away."""
+    pair = open_prior(labeled, device="cpu")
+    image = torch.randint(256, (1, 3, 16, 16), dtype=torch.uint8)
+    tokens = pair.prior.to_sequence(pair.model.encode(image))
+    found = find_nearest(pair.decode(tokens), [image])
+    assert found.distances.item() > 0
+    assert _copies(pair, tokens, found) == 1
+    assert _copies(pair, (tokens + 1) % 12, found) == 0
+
+
+def test_a_prior_that_is_not_finished_says_so(labeled: Path, tmp_path: Path, capsys) -> None:
+    prior = tmp_path / "prior"
+    shutil.copytree(labeled, prior)
+    lines = (prior / "record.jsonl").read_text().splitlines(keepends=True)
+    (prior / "record.jsonl").write_text("".join(lines[:2]))
+    shutil.rmtree(sorted((prior / "checkpoints").iterdir())[-1])
+    told = "is not finished: 75 of 150 steps are done"
+    code, said = end_of(capsys, "sample", prior, "-n", 1, "-o", tmp_path / "new")
+    assert (code, told in " ".join(said.split())) == (0, True), said
+    image = next((tmp_path / "new").rglob("00000.png"))
+    code, said = end_of(capsys, "complete", prior, image, "-o", tmp_path / "all.png")
+    assert (code, told in " ".join(said.split())) == (0, True), said
+    assert unfinished(labeled) is None
+    (prior / "record.jsonl").write_text("damaged")
+    assert unfinished(prior) is None
 
 
 def test_another_tokenizer_and_missing_classes_are_refused(run: Path, labeled: Path, tmp_path: Path, capsys) -> None:

@@ -11,7 +11,7 @@ import torch
 from tyro.conf import Positional, arg
 
 from topovq.exits import leads, say
-from topovq.prior.settings import PriorConfig
+from topovq.prior.settings import PriorConfig, unfinished
 from topovq.tokenizer.training.progress import duration
 
 
@@ -64,8 +64,12 @@ class Draw:
     """Where the tokenizer's run is, if it was moved."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda or cuda:N."""
-    force: bool = False
-    """Overwrite files that are there."""
+    force: bool
+
+    def tell_unfinished(self) -> None:
+        """Say so where the prior's training is not finished."""
+        if told := unfinished(self.prior):
+            say(f"note: {told}")
 
     @property
     def how(self) -> dict[str, Any]:
@@ -77,21 +81,35 @@ class Draw:
 class Sample(Draw):
     """Draw new images from a prior: PNG files, their tokens, and one contact sheet.
 
-    Of a prior with classes and without --label, every class has its turn.
+    Of a prior with classes and without --label, every class has its turn, and images lie in images/CLASS/.
+
+    With --nearest, nearest.png shows the first 16 images, each beside the 3 training images nearest to it: so you see
+    whether it is a copy. The distance is the root of the mean squared difference of pixels, from 0 to 255.
     """
 
     number: Annotated[int, arg(aliases=["-n"])] = 64
     """How many images."""
     out: Annotated[Path, arg(aliases=["-o"])]
-    """Folder for images/, tokens.parquet and sheet.png."""
+    """Folder for images/, tokens.parquet, sheet.png and samples.json, which lists them."""
+    nearest: Annotated[str | None, arg(metavar="DATA")] = None
+    """The training images, as `topovq train` takes them: a folder, shards, or a data set's name."""
     batch_size: int = 256
     """Images drawn at a time; has no effect on the result but for rounding."""
+    force: bool = False
+    """Replace what an earlier sample wrote to the folder. Other files stay, and are refused if they are in the way."""
 
     def __call__(self) -> None:
-        from topovq.prior.generate import sample
+        from topovq.prior.generate import NEAREST, sample
 
-        sheet = sample(self.prior, self.number, self.out, batch_size=self.batch_size, progress=True, **self.how)
-        say(f"{self.number:,} image" + "s" * (self.number != 1) + f" in {self.out}; all at a glance: {sheet}")
+        self.tell_unfinished()
+        options: dict[str, Any] = {"batch_size": self.batch_size, "nearest": self.nearest, "progress": True}
+        done = sample(self.prior, self.number, self.out, **options, **self.how)
+        say(f"{self.number:,} image" + "s" * (self.number != 1) + f" in {self.out}; all at a glance: {done.sheet}")
+        if done.nearest is not None:
+            number, least = len(done.nearest.images), float(done.nearest.distances.min())
+            say(f"beside the training images nearest to them: {self.out / NEAREST}")
+            say(f"the least distance of these {number} is {least:.1f} of 255")
+            say(f"{done.copies} of them have exactly the tokens of an image beside them")
 
 
 @dataclass(kw_only=True)
@@ -104,15 +122,18 @@ class Complete(Draw):
     image: Annotated[Positional[Path], arg(metavar="IMAGE")]
     """The image; its central square is taken."""
     out: Annotated[Path, arg(aliases=["-o"])] = Path("completed.png")
-    """The picture."""
+    """The picture, .png."""
     number: Annotated[int, arg(aliases=["-n"])] = 8
     """How many outcomes."""
     keep: float = 0.5
     """Share of the rows that is kept."""
+    force: bool = False
+    """Overwrite a picture that is there."""
 
     def __call__(self) -> None:
         from topovq.prior.generate import complete
 
+        self.tell_unfinished()
         say(
             f"The picture: {complete(self.prior, self.image, self.out, number=self.number, keep=self.keep, **self.how)}"
         )

@@ -89,16 +89,18 @@ def _from_run(config: PriorConfig, model: Tokenizer, quiet: bool) -> Corpus:
         )
     data, where, workers = data_of(read_record(record)[0])
     with open_data(data, where, model.image_size, workers) as source:
-        train_NT = _encoded(model, _training_images(source, config), "encoding training images", quiet)
+        train = training_images(source, config.images, config.seed)
+        train_NT = _encoded(model, train, "encoding training images", quiet)
         validation_MT = _encoded(model, source.validation(BATCH), "encoding validation images", quiet)
         return Corpus(train_NT, validation_MT, source.labels() if config.labels else None)
 
 
-def _training_images(source: Source, config: PriorConfig) -> Iterator[Tensor]:
-    if source.train_images is not None:
+def training_images(source: Source, images: int | None, seed: int) -> Iterator[Tensor]:
+    """The images that a prior learns from, uint8 [B, 3, S, S]: all there are, or so many of a source that draws them
+    endlessly."""
+    if source.train_images is not None or images is None:
         return source.each(BATCH)
-    assert config.images is not None
-    return islice(source.train(BATCH, seed=config.seed), -(-config.images // BATCH))
+    return islice(source.train(BATCH, seed=seed), -(-images // BATCH))
 
 
 def _encoded(model: Tokenizer, batches: Iterator[Tensor], what: str, quiet: bool) -> Tensor:

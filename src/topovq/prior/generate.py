@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from topovq.distributed import pick_device
+from topovq.prior.corpus import training_images
 from topovq.prior.head import check_drawing, check_drawn
+from topovq.prior.nearest import Nearest, find_nearest
 from topovq.prior.transformer import Prior
+from topovq.prior.written import check_folder, replace
 from topovq.storage import CONFIG, model_id, refuse_to_overwrite
+from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer, check_name, codes_of, load_pretrained
+from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.tokenfile import open_writer
-from topovq.tokenizer.tokens import write_png
+from topovq.tokenizer.tokens import image_name, write_png
+from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.progress import shown
+from topovq.tokenizer.training.record import RECORD_FILE, read_record
 from topovq.tokenizer.training.runs import model_folder
 
-TOKENS, SHEET, IMAGES = "tokens.parquet", "sheet.png", "images"
+TOKENS, SHEET, IMAGES, NEAREST = "tokens.parquet", "sheet.png", "images", "nearest.png"
 MOST_SHOWN = 400  # images on the contact sheet
+MOST_BESIDE = 16  # samples that are shown beside the training images nearest to them
+BESIDE = 3  # ... of which so many
 GAP = 2  # pixels between them
 WHITE = 255
 
@@ -126,6 +137,18 @@ def draw(
     return tokens_NT
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What `sample` wrote: the contact sheet, and where training images were given, which are nearest to samples.
+
+    nearest  of the first samples, with distances; `copies` of these samples have the very tokens of an image there
+    """
+
+    sheet: Path
+    nearest: Nearest | None = None
+    copies: int = 0
+
+
 def sample(
     folder: str | Path,
     number: int,
@@ -141,45 +164,82 @@ def sample(
     device: str = "auto",
     force: bool = False,
     progress: bool = False,
-) -> Path:
+    nearest: str | Path | None = None,
+) -> Sampled:
     """Write `number` new images of the prior in `folder`: `out`/images/, `out`/tokens.parquet and `out`/sheet.png.
 
-    label  a class by name or number; without one, a prior that knows classes draws them in turn, and every image lies
-           in the folder of its class
+    label    a class by name or number; without one, a prior that knows classes draws them in turn, and every image lies
+             in the folder of its class
+    force    replaces what an earlier sample wrote into `out` (`out`/samples.json lists it), and nothing else
+    nearest  training images, as `topovq train` takes them: `out`/nearest.png shows the first 16 samples, each beside
+             the 3 training images that are nearest to it (`topovq.prior.nearest`)
     Other arguments are those of `Prior.sample`. `batch_size` images are drawn at a time, which changes speed alone.
-    Returns the path of the sheet.
     """
     if number < 1 or batch_size < 1:
         raise ValueError(f"number={number} and batch_size={batch_size} must be at least 1")
     check_drawing(temperature, top_p, guidance)
-    out = Path(out)
-    for name in (TOKENS, SHEET, IMAGES):
-        refuse_to_overwrite(out / name, force)
+    out, pictures = Path(out), [SHEET] if nearest is None else [SHEET, NEAREST]
+    earlier = check_folder(out, [TOKENS, IMAGES, *pictures], force)
     pair = open_prior(folder, run, device)
     chosen, names = label_number(pair.prior, label), pair.prior.class_names
     labels_N = None
     if pair.prior.classes:
         every = torch.arange(number) % pair.prior.classes
         labels_N = every if chosen is None else torch.full_like(every, chosen)
-    how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "guidance": guidance}
-    tokens_NT = draw(pair, number, labels_N=labels_N, **how, seed=seed, batch_size=batch_size, progress=progress)
+    files = _file_names(pair.prior, labels_N, number)
+    how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "guidance": guidance, "seed": seed}
+    model, shown_NCHW = pair.model, list[Tensor]()
+    with contextlib.ExitStack() as stack:
+        train = None
+        if nearest is not None:  # opened first: what is wrong with it is known before anything is drawn
+            train = stack.enter_context(open_data(str(nearest), None, model.image_size))
+        tokens_NT = draw(pair, number, labels_N=labels_N, **how, batch_size=batch_size, progress=progress)
+        told = {"prior": str(folder), "number": number, "label": label, **how}
+        replace(out, earlier, [TOKENS, *pictures, *(f"{IMAGES}/{file}" for file in files)], told)
+        with open_writer(out / TOKENS, model.token_shapes, codes_of(model.quantizers), pair.prior.tokenizer) as writer:
+            for first in range(0, number, batch_size):
+                part = tokens_NT[first : first + batch_size]
+                writer.write(files[first : first + batch_size], pair.prior.to_levels(part))
+                pixels_BCHW = pair.decode(part.to(pair.device))
+                for name, image_CHW in zip(files[first : first + batch_size], pixels_BCHW):
+                    write_png(out / IMAGES / name, image_CHW)
+                shown_NCHW.append(pixels_BCHW[: max(0, MOST_SHOWN - first)])
+        columns = len(names) if names and chosen is None and 2 <= len(names) <= 20 else None
+        write_png(out / SHEET, sheet(torch.cat(shown_NCHW), columns))
+        if train is None:
+            return Sampled(out / SHEET)
+        samples = torch.cat(shown_NCHW)[:MOST_BESIDE]
+        found = _nearest(pair, samples, train, Path(folder), progress)
+    write_png(out / NEAREST, sheet(found.beside(samples), found.images.shape[1] + 1))
+    return Sampled(out / SHEET, found, _copies(pair, tokens_NT[:MOST_BESIDE], found))
+
+
+def _file_names(prior: Prior, labels_N: Tensor | None, number: int) -> list[str]:
+    """00000.png, or cat/00000.png of a prior with classes."""
     folders = [""] * number
     if labels_N is not None:
+        names = prior.class_names
         folders = [f"{names[label] if names else label}/" for label in labels_N.tolist()]
     digits = max(5, len(str(number - 1)))
-    files = [f"{each}{i:0{digits}}.png" for i, each in enumerate(folders)]
-    model, shown_NCHW = pair.model, list[Tensor]()
-    with open_writer(out / TOKENS, model.token_shapes, codes_of(model.quantizers), pair.prior.tokenizer) as writer:
-        for first in range(0, number, batch_size):
-            part = tokens_NT[first : first + batch_size]
-            writer.write(files[first : first + batch_size], pair.prior.to_levels(part))
-            pixels_BCHW = pair.decode(part.to(pair.device))
-            for name, image_CHW in zip(files[first : first + batch_size], pixels_BCHW):
-                write_png(out / IMAGES / name, image_CHW)
-            shown_NCHW.append(pixels_BCHW[: max(0, MOST_SHOWN - first)])
-    columns = len(names) if names and chosen is None and 2 <= len(names) <= 20 else None
-    write_png(out / SHEET, sheet(torch.cat(shown_NCHW), columns))
-    return out / SHEET
+    return [str(image_name(f"{each}{i:0{digits}}.png")) for i, each in enumerate(folders)]
+
+
+def _nearest(pair: Pair, samples: Tensor, train: Source, folder: Path, progress: bool) -> Nearest:
+    """The training images nearest to samples; of a source that draws endlessly those that the prior learned from."""
+    record = folder / RECORD_FILE
+    told = read_record(record)[0] if record.is_file() else {}
+    batches = training_images(train, told.get("images"), told.get("seed", 0))
+    if pair.model.channels == 1:
+        batches = (batch.float().mean(1, keepdim=True).round().to(torch.uint8) for batch in batches)
+    compared = shown(batches, "comparing with training images", None, progress)
+    return find_nearest(samples.to(pair.device), compared, BESIDE)
+
+
+def _copies(pair: Pair, tokens_NT: Tensor, found: Nearest) -> int:
+    """How many samples have the very tokens of an image that is nearest to them."""
+    levels = pair.model.encode(found.images.flatten(0, 1).to(pair.device))
+    near_NkT = pair.prior.to_sequence(levels).cpu().unflatten(0, found.images.shape[:2])
+    return int((near_NkT == tokens_NT[:, None]).all(2).any(1).sum())
 
 
 def complete(
@@ -204,13 +264,15 @@ def complete(
     of the rows. Tokens near the border have seen some pixels below it, as the encoder looks around.
     """
     out = Path(out)
+    if out.suffix.lower() != ".png":
+        raise ValueError(f"{str(out)!r} must end in .png: the picture is a PNG file")
     refuse_to_overwrite(out, force)
     if number < 1:
         raise ValueError(f"number={number} must be at least 1")
     check_drawing(temperature, top_p, guidance)
     pair = open_prior(folder, run, device)
     chosen = label_number(pair.prior, label)
-    tokens_1T = pair.prior.to_sequence(pair.model.encode(str(image))).cpu()
+    tokens_1T = pair.prior.to_sequence(pair.model.encode(_read(Path(image), pair.model))).cpu()
     known_T = torch.where(kept_steps(pair.prior, keep), tokens_1T[0], -1)
     labels_N = None if chosen is None else torch.full((number,), chosen)
     how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "guidance": guidance}
@@ -221,6 +283,19 @@ def complete(
     completed = pair.decode(drawn_NT.to(pair.device))
     write_png(out, sheet(torch.cat([original, kept, completed]), number + 2))
     return out
+
+
+def _read(image: Path, model: Tokenizer) -> Tensor:
+    """The central square of an image file, uint8 [1, C, S, S]."""
+    if not image.is_file():
+        problem = "is a folder; give one image" if image.is_dir() else "is not there; give the path of an image"
+        raise FileNotFoundError(f"{image} {problem}")
+    try:
+        return as_batch(str(image), model)
+    except UnidentifiedImageError:
+        raise ValueError(f"{image} is not an image of a known format") from None
+    except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders
+        raise ValueError(f"{image} cannot be read as an image: {error}") from None
 
 
 def kept_steps(prior: Prior, keep: float) -> Tensor:
