@@ -30,12 +30,14 @@ def error_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def size_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of `compression`: what the prior needs is its validation bits."""
+    """Rows of `compression`: what the prior needs is its validation bits. A form that no quality brings to the tokens'
+    PSNR has its own; records of before have none."""
     told = record["sampled"]["sizes"]
     sizes = {**told, "prior": record["sampled"]["bits_per_token"] * told["tokens_per_pixel"]}
-    facts = {**_facts(record), "images": told["images"], "psnr": told["psnr"]}
+    facts = {**_facts(record), "images": told["images"]}
     for form in compression.FORMS:
-        yield {**facts, "form": form, "bits_per_pixel": sizes[form]}
+        psnr = told.get(f"{form}_psnr", told["psnr"])
+        yield {**facts, "form": form, "bits_per_pixel": sizes[form], "psnr": psnr}
 
 
 def _facts(record: dict[str, Any]) -> dict[str, Any]:

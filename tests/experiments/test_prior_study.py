@@ -19,7 +19,7 @@ from experiments.__main__ import main
 from experiments.compression import sizes
 from experiments.prior_books import cached, load, seen_by_priors
 from experiments.prior_cells import Book, Cell, cells, digits, quick_cells
-from experiments.prior_extras import write_extras
+from experiments.prior_extras import size_rows, write_extras
 from experiments.prior_run import run_cells
 from experiments.prior_study import COLUMNS, draw_prior, make_prior_table
 from experiments.specs import Options
@@ -126,6 +126,18 @@ def test_every_head_runs_and_is_not_run_again(tmp_path: Path, monkeypatch: pytes
     rows = list(csv.DictReader((tmp_path / "made" / "prior-photos.csv").read_text().splitlines()))
     assert [bool(row["images_per_second"]) for row in rows] == [True, False, False]
     assert "32 samples of photos KSOM K=64 row/column took" in (tmp_path / "made" / "prior-photos.md").read_text()
+
+
+def test_every_form_has_its_own_psnr() -> None:
+    """WebP at its worst is better than asked for; a record of before does not say so."""
+    told = {"psnr": 22.0, "images": 4, "tokens_per_pixel": 0.1, "raw": 1.0, "zstd": 0.9, "frequencies": 0.8}
+    told |= {"jpeg": 0.2, "jpeg_psnr": 22.0, "webp": 0.3, "webp_psnr": 24.5}
+    made = record(Cell(Book(K=64)), 6.0) | {"sampled": {"sizes": told, "bits_per_token": 6.0, "error_images": 4}}
+    rows = {row["form"]: row for row in size_rows(made)}
+    assert {form: row["psnr"] for form, row in rows.items()} == dict.fromkeys(rows, 22.0) | {"webp": 24.5}
+    assert rows["prior"]["bits_per_pixel"] == pytest.approx(0.6)
+    del told["webp_psnr"]
+    assert {row["psnr"] for row in size_rows(made)} == {22.0}
 
 
 def test_cifar10_comes_back_from_its_sheets(tmp_path: Path) -> None:
