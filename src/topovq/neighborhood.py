@@ -21,6 +21,7 @@ Everything that depends on t is computed on the device from the step tensor: not
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -198,7 +199,7 @@ class Neighborhood:
 
     @classmethod
     def from_numbers(
-        cls, size: int, shape: list[int], wrap: list[bool], topology: str,
+        cls, size: int, shape: Sequence[int], wrap: Sequence[bool], topology: str,
         kind: str, schedule: str, tau: float, widest: float, end: float, steps: int,
     ) -> Neighborhood:  # fmt: skip
         """The neighborhood of `size` codes with these `numbers`."""

@@ -16,11 +16,12 @@ import os, re, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from topovq.ops.triton import accumulate, codes, quantize, ride, search, smooth, thin, update
+from topovq.ops.triton import accumulate, codes, quantize, ride, search, smooth, thin, update, which
 
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "idle_ptr": "*i32",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
-            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "schedule_ptr": "*fp64"}
+            "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "schedule_ptr": "*fp64",
+            "rows_ptr": "*i32", "number_ptr": "*i32"}
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
 def build(kernel, constants, options=None, **types):
@@ -95,20 +96,24 @@ for kind, schedule, hexagonal in (
     build(smooth._dense_kernel, {"KIND": dense_kind, "SCHEDULE": schedule, **lattice, **blocks})
 for k, d, precision in (
     (512, 64, "exact"), (512, 64, "fast"), (65_536, 64, "exact"), (8_192, 128, "exact"), (8_192, 128, "fast"),
-    (8_192, 256, "exact"), (8_192, 256, "fast"), (8_192, 512, "exact"),
+    (8_192, 256, "exact"), (8_192, 256, "fast"), (8_192, 512, "exact"), (65_536, 64, "fast"), (16_384, 16, "fast"),
+    (8_192, 512, "fast"),
 ):
     tiles = search.tile_sizes(k, d, precision)
     shape = {"DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
     how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": precision == "exact", "EACH": tiles.each}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    build(search._search_kernel, {**shape, **how, "WHOLE": False}, options)
     whole = precision == "exact"
-    build(search._search_kernel, {**shape, **how, "WHOLE": whole}, options, x_ptr="*bf16")
-    how = {"OTHER": False, "EXACT": precision == "exact", "WHOLE": False, "ROWS": search.WHICH}
-    how |= {"DP": d, "DC": 64, "BLOCK_K": tiles.block_k, "stride_d": 1}
-    build(search._which_kernel, how, found_ptr="*i64", out_ptr="*i64")
+    certify = precision == "fast" and not tiles.each  # `fast` tiles are those that are certified
+    for way in ({"CERTIFY": certify, "LISTED": False}, {"CERTIFY": False, "LISTED": not tiles.each}):
+        build(search._search_kernel, {**shape, **how, **way, "WHOLE": False}, options)
+        build(search._search_kernel, {**shape, **how, **way, "WHOLE": whole or certify}, options, x_ptr="*bf16")
+        rows = search.LISTED_WHICH if way["LISTED"] else search.WHICH
+        asked = {"OTHER": False, "EXACT": whole or certify, "WHOLE": False, "ROWS": rows, "EUCLIDEAN": True, **way}
+        asked |= {"DP": d, "DC": min(64, d), "BLOCK_K": tiles.block_k, "stride_d": 1}
+        build(which.which_kernel, asked, found_ptr="*i64", out_ptr="*i64")
     how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True,
-           "KEPT": k <= 2048, "LEARNS": precision == "exact", "SOME": 32, "stride_d": 1}
+           "KEPT": k <= 2048, "LEARNS": precision == "exact", "COUNT": True, "SOME": 32, "stride_d": 1}
     build(codes._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
     how = {"KEPT": k <= 2048, "STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
     build(quantize._gather_kernel, how, row_ptr="*i16")

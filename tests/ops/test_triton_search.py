@@ -8,7 +8,8 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from kernels import DEVICE, noise
 
 from topovq.ops.search import METRICS, nearest
-from topovq.ops.triton.search import nearest_triton, shares_of
+from topovq.ops.triton.replay import Work
+from topovq.ops.triton.search import Tiles, nearest_triton, proves, search, shares_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -72,9 +73,10 @@ def test_of_codes_that_are_the_same_the_second_closest_is_the_next():
 
 
 def test_codes_are_shared_where_vectors_are_few():
-    assert shares_of(programs=128, tiles=2048) == 2  # 16,384 vectors, 262,144 codes
-    assert shares_of(programs=4096, tiles=2048) == shares_of(programs=1, tiles=15) == 1
-    assert shares_of(programs=1, tiles=40) == 5
+    tiles = Tiles(128, 128, 64, 4, 2)
+    assert shares_of(16_384, 262_144, tiles) == 2
+    assert shares_of(524_288, 262_144, tiles) == shares_of(100, 15 * 128, tiles) == 1
+    assert shares_of(128, 40 * 128, tiles) == 5
 
 
 @pytest.mark.parametrize("d", [5, 64, 130, 300])
@@ -90,7 +92,7 @@ def test_of_many_codes_that_are_the_same_the_lowest_wins(d):
 @pytest.mark.parametrize("shares", [1, 2, 3, 18])
 @pytest.mark.parametrize("d", [3, 300])
 def test_shared_codes_give_what_all_together_give(monkeypatch, shares, d):
-    monkeypatch.setattr("topovq.ops.triton.search.shares_of", lambda programs, tiles: shares)
+    monkeypatch.setattr("topovq.ops.triton.search.shares_of", lambda n, k, tiles: shares)
     codes, x = noise(2200, d, seed=1), noise(7, d)
     codes[2100], x[0] = codes[5], codes[5]  # a tie: the first wins, whatever share it is in
     codes[50], x[1] = codes[1900], codes[1900]
@@ -99,7 +101,7 @@ def test_shared_codes_give_what_all_together_give(monkeypatch, shares, d):
     expected = torch.cdist(x.double(), codes.double()).argmin(1)
     valid, skipped = torch.empty(7, dtype=torch.int8, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE)
     moved = x.to(DEVICE), codes.to(DEVICE)
-    index = nearest_triton(*moved, "euclidean", "exact", keep.to(DEVICE), valid, skipped).cpu()
+    index = search(Work(()), *moved, "euclidean", "exact", keep.to(DEVICE), valid, skipped).cpu()
     assert index[[0, 1, 4, 5, 6]].tolist() == [5, 50, *expected[4:].tolist()]
     assert ((index >= 0) & (index < 2200)).all()
     assert valid.tolist() == [1, 1, 0, 0, 1, 1, 0]
@@ -192,3 +194,105 @@ def test_a_fast_search_is_right_to_eleven_bits(metric):
     index = kernel_nearest(x, codes, metric, "fast")
     assert excess(index, x, codes, metric).max() < 2**-8
     assert (index == nearest(x, codes, metric)).float().mean() > 0.95
+
+
+# Exact by a proof (triton/which.py)
+
+
+def test_a_proof_is_sought_where_it_pays():
+    assert proves(65_536, 65_536, 64)
+    assert proves(131_072, 8_192, 256)
+    assert not proves(32_768, 16_384, 16)  # three products cost little more than one there
+    assert not proves(524_288, 512, 64)
+    assert not proves(4_096, 8_192, 64)
+
+
+@pytest.fixture
+def proven(monkeypatch):
+    """Shapes of any size are searched by half numbers, with a proof."""
+    monkeypatch.setattr("topovq.ops.triton.search.proves", lambda n, k, padded: k > 2048 or padded > 64)
+    monkeypatch.setattr("topovq.ops.triton.replay._known", {})
+
+
+def listed(x, codes, metric="euclidean"):
+    """(indices, how many vectors had no proof)."""
+    work = Work(())
+    index = search(work, x.to(DEVICE), codes.to(DEVICE), metric, "exact")
+    (number,) = (each for each in work.made if each.dtype == torch.int32 and each.shape == (1,))
+    return index.cpu(), number.item()
+
+
+def closest(x, codes, metric="euclidean"):
+    x, codes = x.double(), codes.double()
+    if metric == "cosine":
+        return (x @ torch.nn.functional.normalize(codes, dim=1).T).argmax(1)
+    return torch.cdist(x, codes, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize(("k", "d"), [(2100, 5), (2100, 40), (300, 100), (300, 200), (300, 300)])
+def test_most_vectors_have_a_proof_and_all_are_right(proven, metric, k, d):
+    x, codes = noise(200, d), noise(k, d, seed=1)
+    index, number = listed(x, codes, metric)
+    assert torch.equal(index, closest(x, codes, metric))
+    assert number < 40
+
+
+def test_without_a_proof_vectors_are_searched_again(proven):
+    # Codes so close to each other that half numbers cannot tell them apart, and their center is one of them.
+    codes = noise(2200, 24, seed=1) * 1e-4 + 1
+    x = torch.cat([noise(60, 24), codes[7:40] + 1e-6])
+    index, number = listed(x, codes)
+    distance = torch.cdist(x.double(), codes.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    chosen = distance.gather(1, index[:, None])[:, 0]
+    assert ((chosen - distance.min(1).values) <= 1e-6 * distance.min(1).values).all()
+    assert number > 30
+
+
+@pytest.mark.parametrize("far", [1e3, 1e5, 1e8, 1e18])
+def test_a_proof_holds_with_codes_far_away(proven, far):
+    x, codes = noise(150, 16), noise(2100, 16, seed=1)
+    codes[::50] *= far
+    x[3] *= min(far, 1e5)  # beyond, float64 cannot tell the ordinary codes apart
+    index, _ = listed(x, codes)
+    assert torch.equal(index, closest(x, codes))
+
+
+def test_equal_codes_and_odd_vectors_have_no_proof_but_an_answer(proven):
+    codes = noise(2300, 8, seed=1)
+    codes[2250], codes[130], codes[131] = codes[5], codes[9], codes[9]
+    x = torch.cat([codes[[5, 9, 5]], noise(5, 8)])
+    x[4, 0], x[5, 1], x[6, 2] = NAN, INF, -INF
+    index, number = listed(x, codes)
+    assert index[:3].tolist() == [5, 9, 5]
+    assert index[[3, 7]].tolist() == closest(x[[3, 7]], codes).tolist()
+    assert ((index >= 0) & (index < 2300)).all()
+    assert number >= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_a_proof_for_vectors_of_16_bits(proven, dtype, offset):
+    x, codes = (noise(120, 40) + offset).to(dtype), noise(2100, 40, seed=1) + offset
+    index, number = listed(x, codes)
+    assert torch.equal(index, closest(x, codes))
+    assert number < (60 if offset else 30)
+
+
+def test_the_second_closest_is_proven_too(proven):
+    x, codes = noise(80, 12), noise(2100, 12, seed=1)
+    first = nearest_triton(x.to(DEVICE), codes.to(DEVICE), "euclidean", "exact")
+    second = nearest_triton(x.to(DEVICE), codes.to(DEVICE), "euclidean", "exact", other_than_N=first).cpu()
+    assert torch.equal(second, torch.cdist(x.double(), codes.double()).topk(2, largest=False).indices[:, 1])
+
+
+@pytest.mark.parametrize("shares", [2, 5])
+def test_a_proof_over_shares_of_the_codes(proven, monkeypatch, shares):
+    monkeypatch.setattr("topovq.ops.triton.search.shares_of", lambda n, k, tiles: shares)
+    x, codes = noise(90, 20), noise(2500, 20, seed=1)
+    codes[2400] = codes[30]
+    x[0] = codes[30]
+    index, number = listed(x, codes)
+    assert torch.equal(index[1:], closest(x, codes)[1:])
+    assert index[0] == 30
+    assert 1 <= number < 20

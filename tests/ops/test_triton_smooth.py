@@ -163,7 +163,7 @@ def test_what_lies_behind_the_last_code_is_not_read(width):
 def test_what_is_narrow_is_left_to_the_window(monkeypatch):
     """With `but_narrow` nothing is written where only the next places are within reach, which is up to 0.417."""
     grid, ones = Grid((3, 5)), torch.ones(15, 1, device=DEVICE)
-    monkeypatch.setattr(module.torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
+    monkeypatch.setattr(module.Work, "empty", lambda work, *shape, **how: torch.full(shape, torch.nan, **how))
     for width, written in ((0.41, False), (0.42, True)):
         at = gaussian(grid, width)
         smoothed, _ = gaussian_triton(ones, ones[:, 0].contiguous(), at, STEP.to(DEVICE), but_narrow=True)
@@ -177,6 +177,8 @@ def test_the_way_over_points_is_taken(monkeypatch):
     original = module._axis_kernel
 
     class Watched:
+        arg_names = original.arg_names
+
         def __getitem__(self, programs):
             def launch(*arguments, **how):
                 taken.append(how["TO_POINTS"])

@@ -18,6 +18,7 @@ from torch import Tensor
 from topovq.ops.accumulate import accumulate
 from topovq.ops.bound import counted
 from topovq.ops.direct import plain, transformed
+from topovq.ops.registered import operation
 from topovq.ops.search import check_metric, check_precision, nearest
 
 # Up to so many codes are copied for the backward pass on CUDA, with the choices in 16 bits: it need not read q then,
@@ -57,15 +58,19 @@ def quantize(
         from topovq.ops.exported import quantize_exported
 
         return Choice(*quantize_exported(x_ND, codes_KD, nearest(x_ND, codes_KD, metric), keep_N))
-    operation = _Direct.apply if plain(x_ND, codes_KD) else _by_torch if transformed() else _quantize
-    return Choice(*operation(x_ND, codes_KD, keep_N, metric, precision, stats, learns)[:6])
+    arguments = (x_ND, codes_KD, keep_N, metric, precision, stats, learns)
+    if plain(x_ND, codes_KD):
+        rest: list[Tensor] = []
+        q_ND, error = _Direct.apply(rest, *arguments)
+        return Choice(q_ND, error, *rest)
+    return Choice(*(_by_torch if transformed() else _quantize)(*arguments)[:6])
 
 
 def _compute(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(q, error, index, S, c, skipped, whether each vector is valid [N], the share 1 / (valid * D) of an element, and
-    for the backward pass: the codes as they are now and the index in 16 bits, or nothing of both)."""
+    """(q, error, index, S, c, skipped, whether each vector is valid, int8 [N], the share 1 / (valid * D) of an element,
+    and for the backward pass: the codes as they are now and the index in 16 bits, or nothing of both)."""
     d, k = x_ND.shape[1], codes_KD.shape[0]
     if _by_kernels(x_ND) and codes_KD.dtype == torch.float32:
         from topovq.ops.triton.quantize import quantize_triton
@@ -76,7 +81,7 @@ def _compute(
         x_ND, codes_KD, keep_N, metric, precision, stats, learns
     )
     nothing = codes_KD.new_empty(0, d), index_N.new_empty(0, dtype=torch.int16)
-    return q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N.clone(), share, *nothing
+    return q_ND, error, index_N, sums_KD, counts_K, skipped, valid_N.to(torch.int8), share, *nothing
 
 
 def _chosen(
@@ -110,10 +115,10 @@ def _by_kernels(x_ND: Tensor) -> bool:
     return x_ND.is_cuda and x_ND.dtype != torch.float64
 
 
-_quantize = torch.library.custom_op("topovq::quantize", _compute, mutates_args=())
+_quantize = operation("quantize", _compute)
 
 
-@_quantize.register_fake
+@torch.library.register_fake("topovq::quantize")
 def _(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -127,7 +132,7 @@ def _(
         x_ND.new_empty(k, d, dtype=dtype),
         x_ND.new_empty(k, dtype=dtype),
         x_ND.new_empty((), dtype=torch.int64),
-        x_ND.new_empty(n, dtype=torch.bool),
+        x_ND.new_empty(n, dtype=torch.int8),
         x_ND.new_empty((), dtype=dtype),
         codes_KD.new_empty(codes_KD.shape[0] if keeps else 0, d),
         x_ND.new_empty(n if keeps else 0, dtype=torch.int16),
@@ -163,21 +168,21 @@ def _backward_by_torch(
     """The same, which can be differentiated once more."""
     dtype = torch.promote_types(x_ND.dtype, torch.float32)
     q_ND = rows if row_of_N is None else rows[row_of_N.long()].to(x_ND.dtype)
-    apart_ND = torch.where(valid_N[:, None], x_ND.to(dtype) - q_ND.to(dtype), 0)
+    apart_ND = torch.where(valid_N[:, None] != 0, x_ND.to(dtype) - q_ND.to(dtype), 0)
     return (grad_ND.to(dtype) + 2 * grad_error * share * apart_ND).to(x_ND.dtype)
 
 
-_quantize_backward = torch.library.custom_op("topovq::quantize_backward", _compute_backward, mutates_args=())
+_quantize_backward = operation("quantize_backward", _compute_backward)
 
 
-@_quantize_backward.register_fake
+@torch.library.register_fake("topovq::quantize_backward")
 def _(grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x_ND, memory_format=torch.contiguous_format)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    if not ctx.needs_input_grad[0]:
+    if not any(ctx.needs_input_grad):
         return
     q_ND, valid_N, share, kept_KD, choice_N = (output[i] for i in (0, 6, 7, 8, 9))
     # A copy: q is the caller's, who may change it in place. A compiler leaves it out where nobody does.
@@ -198,19 +203,19 @@ def _backward(ctx: Any, grad_ND: Tensor | None, grad_error: Tensor | None, *_: A
     return operation(grad_ND, grad_error, x_ND, rows, row_of_N, valid_N, share), *nothing
 
 
-_quantize.register_autograd(_backward, setup_context=_save)
+torch.library.register_autograd("topovq::quantize", _backward, setup_context=_save)
 
 
 class _Direct(torch.autograd.Function):
-    """The same without the dispatch of an operation."""
+    """The same without the dispatch of an operation: q and error, and in the list `rest` what has no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rest: list[Tensor], *inputs: Any) -> tuple[Tensor, ...]:
         output = _compute(*inputs)
         _save(ctx, inputs, output)
-        ctx.mark_non_differentiable(*output[2:])
-        return output
+        rest.extend(output[2:6])
+        return output[:2]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, *grads)
+        return None, *_backward(ctx, *grads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from topovq.neighborhood import Neighborhood
 from topovq.ops.direct import plain
+from topovq.ops.registered import operation
 from topovq.ops.ride import LEAST_COUNT, revive_on_map, ride
 from topovq.ops.smooth import smooth
 from topovq.ops.use import follow_use
@@ -87,15 +89,17 @@ def _compute(
 ) -> None:
     """`update` with tensors and plain numbers alone, which is what a registered operation may take."""
     state = State(codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K)
-    numbers = (shape, wrap, topology, kind, schedule, tau, widest, end, steps)
-    neighborhood = Neighborhood.from_numbers(len(codes_KD), *numbers)
+    numbers = (tuple(shape), tuple(wrap), topology, kind, schedule, tau, widest, end, steps)
+    neighborhood = _neighborhood(len(codes_KD), *numbers)
     _move(state, Batch(batch_KD, batch_K), neighborhood, Rule(decay, eps, update_empty, carried, cosine, ride, revive))
+    torch.autograd.graph.increment_version(state[:-1])
 
 
-_update = torch.library.custom_op("topovq::update", _compute, mutates_args=State._fields[:-1])
+_neighborhood = lru_cache(maxsize=64)(Neighborhood.from_numbers)
+_update = operation("update", _compute, mutates=State._fields[:-1])
 
 
-@_update.register_fake
+@torch.library.register_fake("topovq::update")
 def _(*_: object) -> None:
     return None
 

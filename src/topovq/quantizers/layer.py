@@ -150,7 +150,7 @@ class Layer(Layout, Quantizer):
             chosen_NH = chosen_NH.reshape(-1, self.heads).clamp(min=0)
         if mask is not None:  # whatever padding holds (NaN, say), neither counters nor gradients see it
             z = torch.where(mask[..., None], z, 0)
-        z_NHD = self.project_in(z).reshape(-1, self.heads, self.codebook_dim)
+        z = self.project_in(z)
         keep_N = None if mask is None else mask.reshape(-1)
         if self.training and not ask.frozen:
             refuse_transforms(type(self).__name__)
@@ -159,25 +159,30 @@ class Layer(Layout, Quantizer):
         if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
             keep = None if keep_N is None else keep_N.repeat_interleave(self.heads)
             ask = ask._replace(chosen=None if chosen_NH is None else chosen_NH.flatten())
-            parts = [self._quantize(self.codebook_of(0), z_NHD.reshape(-1, self.codebook_dim), keep, ask)]
+            # Each view that changes nothing would cost the backward pass one more step.
+            x_ND = z if z.ndim == 2 and self.heads == 1 else z.reshape(-1, self.codebook_dim)
+            parts = [self._quantize(self.codebook_of(0), x_ND, keep, ask)]
         else:
+            z_NHD = z.reshape(-1, self.heads, self.codebook_dim)
             asks = [ask._replace(chosen=None if chosen_NH is None else chosen_NH[:, h]) for h in range(self.heads)]
             parts = [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, asks[h]) for h in range(self.heads)]
         q = parts[0].q_ND if len(parts) == 1 else torch.stack([part.q_ND for part in parts], 1)
         indices = parts[0].index_N if len(parts) == 1 else torch.stack([part.index_N for part in parts], 1)
-        q = q.reshape(*shape, self.heads * self.codebook_dim)
-        indices = indices.reshape(*shape, self.heads)
+        q = q if z.ndim == 2 and self.heads == 1 else q.reshape(*shape, self.heads * self.codebook_dim)
+        indices = indices.reshape(shape if self.heads == 1 else (*shape, self.heads))
 
         q = self.project_out(q)
         if mask is not None:
             q = torch.where(mask[..., None], q, 0)
-            indices = torch.where(mask[..., None], indices, -1)
+            indices = torch.where(mask if self.heads == 1 else mask[..., None], indices, -1)
         loss = mean([self._loss(part) for part in parts])
-        return Quantized(self._channels_back(q), indices[..., 0] if self.heads == 1 else indices, loss), parts
+        return Quantized(self._channels_back(q), indices, loss), parts
 
     def _loss(self, part: Part) -> Tensor:
         # torch.func.jvp makes float64 of a float times a float32 number, but not of a float times a float32 vector.
-        if transformed():
+        if self.commitment_weight == 1:
+            loss = part.error
+        elif transformed():
             loss = (self.commitment_weight * part.error[None])[0]
         else:
             loss = self.commitment_weight * part.error

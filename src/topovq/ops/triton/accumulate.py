@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from topovq.ops.triton.replay import Work
+
 ROWS = 16_384  # codes times copies
 MOST_COPIES = 32
 TOTAL = 64  # numbers of which a program adds up the copies
@@ -113,20 +115,20 @@ class Errors:
 class Stats:
     """Copies of the statistics to add to, and what they come to."""
 
-    def __init__(self, x_ND: Tensor, num_codes: int, deterministic: bool, later: bool = False) -> None:
-        """`later`: a launch between this and the first addition can set them to 0, if `to_clear` is True then."""
+    def __init__(self, work: Work, x_ND: Tensor, num_codes: int, deterministic: bool, later: bool = False) -> None:
+        """`later`: a launch between this and the first addition sets them to 0, if `to_clear` is True then."""
         (n, d), device = x_ND.shape, x_ND.device
+        self.work = work
         self.deterministic = deterministic
         self.copies = max(1, min(MOST_COPIES, ROWS // max(1, num_codes), n // VECTORS))
-        self.to_clear = later and n > 0 and not deterministic and self.copies == 1
+        self.to_clear = later and n > 0 and not deterministic
         rows = self.copies * num_codes
-        if deterministic or self.copies == 1:  # an operation may not return two views of one buffer
-            make = torch.empty if self.to_clear else torch.zeros
-            self.sums = make(rows, d, dtype=torch.int64 if deterministic else torch.float32, device=device)
-            self.counts = make(rows, dtype=torch.float32, device=device)
+        if self.to_clear:
+            self.sums = work.empty(rows, d, dtype=torch.float32, device=device)
+            self.counts = work.empty(rows, dtype=torch.float32, device=device)
         else:
-            both = torch.zeros(rows * (d + 1), dtype=torch.float32, device=device)  # one buffer: one launch less
-            self.sums, self.counts = both[: rows * d].view(rows, d), both[rows * d :]
+            self.sums = torch.zeros(rows, d, dtype=torch.int64 if deterministic else torch.float32, device=device)
+            self.counts = torch.zeros(rows, dtype=torch.float32, device=device)
         self.unit = self.counts  # not read, unless:
         if deterministic and n:
             # Sums of n numbers up to the largest stay below 2^62 units.
@@ -138,19 +140,19 @@ class Stats:
         programs = (0, 0)
         if self.copies > 1 and not self.deterministic:
             k = len(counts) // self.copies
-            sums, counts = sums.new_empty(k, d), counts.new_empty(k)
+            sums = self.work.empty(k, d, dtype=torch.float32, device=sums.device)
+            counts = self.work.empty(k, dtype=torch.float32, device=sums.device)
             programs = cdiv(sums.numel(), TOTAL), cdiv(k, TOTAL)
         launch = sum(programs) + (errors is not None)
         if launch:
             e = errors or Errors(self.counts[None], self.counts, self.counts)  # not read
             parts = e.parts.shape[1]
-            with on_device(sums):
-                _total_kernel[(launch,)](
-                    self.sums, self.counts, sums, counts, e.parts, e.mean, e.share,
-                    sums.numel(), counts.numel(), self.copies, *programs, parts, d,
-                    ERROR=errors is not None, BLOCK=TOTAL, COPIES=power_of_2(self.copies),
-                    PARTS=min(4096, power_of_2(parts)),
-                )  # fmt: skip
+            self.work.launch(
+                _total_kernel, (launch,), self.sums, self.counts, sums, counts, e.parts, e.mean, e.share,
+                sums.numel(), counts.numel(), self.copies, *programs, parts, d,
+                ERROR=errors is not None, BLOCK=TOTAL, COPIES=power_of_2(self.copies),
+                PARTS=min(4096, power_of_2(parts)),
+            )  # fmt: skip
         if self.deterministic:
             sums, counts = sums.view(self.copies, -1, d).sum(0), counts.view(self.copies, -1).sum(0)
             sums = (sums.double() * self.unit).float() if self.unit is not self.counts else sums.float()
@@ -162,16 +164,16 @@ def accumulate_triton(
 ) -> tuple[Tensor, Tensor]:
     """(sums [K, D], counts [K]), float32."""
     n, d = x_ND.shape
-    stats = Stats(torch.where(index_N[:, None] < 0, 0, x_ND) if deterministic else x_ND, num_codes, deterministic)
-    if n:
-        block_d = min(64, power_of_2(d))
-        with on_device(x_ND):
+    valid_ND = torch.where(index_N[:, None] < 0, 0, x_ND) if deterministic else x_ND
+    stats = Stats(Work((x_ND,)), valid_ND, num_codes, deterministic)
+    with on_device(x_ND):
+        if n:
             _accumulate_kernel[(cdiv(n, 32),)](
                 x_ND, index_N.contiguous(), stats.sums, stats.counts, stats.unit,
                 n, num_codes, d, stats.copies, x_ND.stride(0), x_ND.stride(1),
-                FIXED=deterministic, BLOCK_N=32, BLOCK_D=block_d,
+                FIXED=deterministic, BLOCK_N=32, BLOCK_D=min(64, power_of_2(d)),
             )  # fmt: skip
-    return stats.total()
+        return stats.total()
 
 
 def on_device(tensor: Tensor) -> torch.cuda.device:

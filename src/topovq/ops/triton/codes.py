@@ -19,6 +19,7 @@ from topovq.ops.bound import largest
 from topovq.ops.search import GOLDEN as _GOLDEN
 from topovq.ops.search import SAMPLE, SPREAD
 from topovq.ops.triton.accumulate import Stats, cdiv
+from topovq.ops.triton.replay import Work
 
 GOLDEN, FAR = tl.constexpr(_GOLDEN), tl.constexpr(_FAR)
 LARGEST = tl.constexpr(largest(torch.float32) / 1024)
@@ -99,10 +100,11 @@ def _limit(x_ptr, codes_ptr, N, K, D, stride_n, stride_d, x_stride, stride, DP: 
 
 @triton.jit(do_not_specialize=["N", "stride_n", "x_stride"])
 def _codes_kernel(
-    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr, x_ptr,
-    K, D, stride, N, stride_n, stride_d, x_stride,
+    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
+    number_ptr, x_ptr,
+    K, D, stride, N, stride_n, stride_d, x_stride, copies,
     EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
-    LEARNS: tl.constexpr, CLEAR: tl.constexpr, KEPT: tl.constexpr,
+    LEARNS: tl.constexpr, CLEAR: tl.constexpr, KEPT: tl.constexpr, COUNT: tl.constexpr,
     DP: tl.constexpr, BLOCK_K: tl.constexpr, SAMPLE: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """What the search reads: codes moved by the center (or normalized), scaled and split; rows from K on never win.
@@ -119,6 +121,8 @@ def _codes_kernel(
         center = _center(codes_ptr, dim, K, D, stride, SAMPLE)
     if tl.program_id(0) == 0:
         tl.store(center_ptr + dim, center, dim < D)
+        if COUNT:
+            tl.store(number_ptr, 0)
         if VALID:
             tl.store(skipped_ptr, 0)
             limit = LARGEST
@@ -128,8 +132,10 @@ def _codes_kernel(
     if KEPT:
         tl.store(kept_ptr + here, w, inside)
     if CLEAR:
-        tl.store(sums_ptr + here, tl.zeros([BLOCK_K, DP], tl.float32), inside)
-        tl.store(counts_ptr + code, tl.zeros([BLOCK_K], tl.float32), code < K)
+        for copy in range(copies):
+            first = copy * K  # of few: copies are for small codebooks
+            tl.store(sums_ptr + first * D + here, tl.zeros([BLOCK_K, DP], tl.float32), inside)
+            tl.store(counts_ptr + first + code, tl.zeros([BLOCK_K], tl.float32), code < K)
     bias = tl.zeros([BLOCK_K], tl.float32)
     if EUCLIDEAN:
         w = tl.where(inside, w - center[None, :], 0.0)
@@ -163,21 +169,28 @@ class Split(NamedTuple):
 
 
 def split_codes(
-    x_ND: Tensor, codes_KD: Tensor, rows: int, padded: int, metric: str, exact: bool, whole: bool, learns: bool,
-    skipped: Tensor | None, stats: Stats | None, kept_KD: Tensor | None,
+    work: Work, x_ND: Tensor, codes_KD: Tensor, rows: int, padded: int, metric: str, exact: bool, whole: bool,
+    learns: bool, skipped: Tensor | None, stats: Stats | None, kept_KD: Tensor | None,
+    number: Tensor | None = None,
 ) -> Split:  # fmt: skip
     """The codes as the search reads them, `rows` of `padded` dimensions; see `nearest_triton` for the rest."""
     n, (k, d) = x_ND.shape[0], codes_KD.shape
-    center = torch.empty(d + 1, dtype=torch.float32, device=codes_KD.device)
-    hi = torch.empty(rows, padded, dtype=torch.float16, device=codes_KD.device)
-    terms = Split(center, hi, torch.empty_like(hi) if exact else hi, center.new_empty(rows), center.new_empty(rows))
-    unused = center
+    device = codes_KD.device
+    center = unused = work.empty(d + 1, dtype=torch.float32, device=device)
+    hi = work.empty(rows, padded, dtype=torch.float16, device=device)
+    lo = work.empty(rows, padded, dtype=torch.float16, device=device) if exact else hi
+    scale, bias = (work.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
+    terms = Split(center, hi, lo, scale, bias)
     sums, counts = (unused, unused) if stats is None else (stats.sums, stats.counts)
-    _codes_kernel[(cdiv(rows, BLOCK_K),)](
-        codes_KD, *terms, unused if skipped is None else skipped, sums, counts, unused if kept_KD is None else kept_KD,
+    work.launch(
+        _codes_kernel, (cdiv(rows, BLOCK_K),), codes_KD, *terms,
+        unused if skipped is None else skipped, sums, counts, unused if kept_KD is None else kept_KD,
+        unused if number is None else number,
         x_ND, k, d, SPREAD % k, n, x_ND.stride(0), x_ND.stride(1), SPREAD % n,
+        1 if stats is None else stats.copies,
         EUCLIDEAN=metric == "euclidean", COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,
         VALID=skipped is not None, LEARNS=learns, CLEAR=stats is not None and stats.to_clear, KEPT=kept_KD is not None,
+        COUNT=number is not None,
         DP=padded, BLOCK_K=BLOCK_K, SAMPLE=max(8, min(SAMPLE, 4096 // padded)), SOME=SAMPLE,
     )  # fmt: skip
     return terms

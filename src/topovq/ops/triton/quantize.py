@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from topovq.ops.bound import largest, lengths, limit_of
-from topovq.ops.triton.accumulate import Errors, Stats, add_counts, add_rows, cdiv, on_device, power_of_2
-from topovq.ops.triton.search import nearest_triton
+from topovq.ops.triton.accumulate import Errors, Stats, add_counts, add_rows, cdiv, power_of_2
+from topovq.ops.triton.replay import Work, replayed
+from topovq.ops.triton.search import search, shape_of
 
 
 @triton.jit
@@ -61,41 +62,55 @@ def quantize_triton(
     deterministic: bool = False,
     keep_codes: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What the operation topovq::quantize returns (ops/quantize.py)."""
+    """What the operation topovq::quantize returns (ops/quantize.py), whether vectors are valid as int8."""
+    how = metric, precision, stats, learns, deterministic, keep_codes
+    key = ("quantize", *shape_of(x_ND), codes_KD.shape[0], keep_N is None, *how)
+    return replayed(key, (x_ND, codes_KD.contiguous(), keep_N), _quantize, *how)  # type: ignore[return-value]
+
+
+def _quantize(
+    work: Work,
+    x_ND: Tensor,
+    codes_KD: Tensor,
+    keep_N: Tensor | None,
+    metric: str,
+    precision: str,
+    stats: bool,
+    learns: bool,
+    deterministic: bool,
+    keep_codes: bool,
+) -> tuple[Tensor, ...]:
     (n, d), k = x_ND.shape, codes_KD.shape[0]
     device = x_ND.device
-    valid_N = torch.empty(n, dtype=torch.int8, device=device)
-    skipped = (torch.empty if n else torch.zeros)((), dtype=torch.int64, device=device)
-    codes_KD = codes_KD.contiguous()
+    valid_N = work.empty(n, dtype=torch.int8, device=device)
+    skipped = work.empty(dtype=torch.int64, device=device) if n else torch.zeros((), dtype=torch.int64, device=device)
     # The unit of deterministic sums is a share of the largest number: one that is left out must not set it.
     within_ND = x_ND if not (deterministic and n) else x_ND.clamp(*_most(x_ND, codes_KD, learns))
-    gathered = Stats(within_ND, k if stats else 0, deterministic, later=stats)
-    kept_KD = torch.empty(k if keep_codes else 0, d, dtype=torch.float32, device=device)
-    row_of_N = torch.empty(n if keep_codes else 0, dtype=torch.int16, device=device)
-    index_N = nearest_triton(
-        x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered, kept_KD if keep_codes else None,
+    gathered = Stats(work, within_ND, k if stats else 0, deterministic, later=stats)
+    kept_KD = work.empty(k if keep_codes else 0, d, dtype=torch.float32, device=device)
+    row_of_N = work.empty(n if keep_codes else 0, dtype=torch.int16, device=device)
+    index_N = search(
+        work, x_ND, codes_KD, metric, precision, keep_N, valid_N, skipped, gathered, kept_KD if keep_codes else None,
         learns=learns,
     )  # fmt: skip
-    q_ND = torch.empty(n, d, dtype=x_ND.dtype, device=device)
+    q_ND = work.empty(n, d, dtype=x_ND.dtype, device=device)
     block_d = min(64, power_of_2(d))
     block_n = max(1, 2048 // block_d)
     programs = cdiv(n, block_n)
     errors = Errors(
-        torch.empty(2, programs, dtype=torch.float32, device=device),
-        q_ND.new_empty((), dtype=torch.float32),
-        q_ND.new_empty((), dtype=torch.float32),
+        work.empty(2, programs, dtype=torch.float32, device=device),
+        work.empty(dtype=torch.float32, device=device),
+        work.empty(dtype=torch.float32, device=device),
     )
     if n:
-        with on_device(x_ND):
-            _gather_kernel[(programs,)](
-                x_ND, index_N, valid_N, codes_KD, q_ND, row_of_N, errors.parts,
-                gathered.sums, gathered.counts, gathered.unit,
-                n, k, gathered.copies, x_ND.stride(0), x_ND.stride(1),
-                KEPT=keep_codes, STATS=stats, FIXED=deterministic, D=d, BLOCK_N=block_n, BLOCK_D=block_d,
-            )  # fmt: skip
+        work.launch(
+            _gather_kernel, (programs,), x_ND, index_N, valid_N, codes_KD, q_ND, row_of_N, errors.parts,
+            gathered.sums, gathered.counts, gathered.unit,
+            n, k, gathered.copies, x_ND.stride(0), x_ND.stride(1),
+            KEPT=keep_codes, STATS=stats, FIXED=deterministic, D=d, BLOCK_N=block_n, BLOCK_D=block_d,
+        )  # fmt: skip
     sums_KD, counts_K = gathered.total(errors)
-    valid = valid_N.view(torch.bool)
-    return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid, errors.share, kept_KD, row_of_N
+    return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid_N, errors.share, kept_KD, row_of_N
 
 
 def _most(x_ND: Tensor, codes_KD: Tensor, learns: bool) -> tuple[Tensor, Tensor]:
@@ -137,17 +152,31 @@ def backward_triton(
     valid_N: Tensor,
     share: Tensor,
 ) -> Tensor:
-    """grad_q + 2 grad_error share (x - q) where valid, in the type of x."""
+    """grad_q + 2 grad_error share (x - q) where valid (int8), in the type of x."""
+    key = ("backward", *shape_of(grad_ND), *shape_of(x_ND), grad_error.dtype, rows.dtype, rows.shape, row_of_N is None)
+    inputs = (grad_ND, grad_error, x_ND, rows.contiguous(), row_of_N, valid_N, share)
+    return replayed(key, inputs, _backward)[0]
+
+
+def _backward(
+    work: Work,
+    grad_ND: Tensor,
+    grad_error: Tensor,
+    x_ND: Tensor,
+    rows: Tensor,
+    row_of_N: Tensor | None,
+    valid_N: Tensor,
+    share: Tensor,
+) -> tuple[Tensor]:
     n, d = x_ND.shape
-    out_ND = torch.empty(n, d, dtype=x_ND.dtype, device=x_ND.device)
+    out_ND = work.empty(n, d, dtype=x_ND.dtype, device=x_ND.device)
     if n:
         block_d = min(256, power_of_2(d))
         block_n = max(1, 4096 // block_d)
-        with on_device(x_ND):
-            _backward_kernel[(cdiv(n, block_n), cdiv(d, block_d))](
-                grad_ND, grad_error, share, x_ND, rows, valid_N if row_of_N is None else row_of_N,
-                valid_N.view(torch.int8), out_ND,
-                n, d, grad_ND.stride(0), grad_ND.stride(1), x_ND.stride(0), x_ND.stride(1),
-                GATHER=row_of_N is not None, BLOCK_N=block_n, BLOCK_D=block_d,
-            )  # fmt: skip
-    return out_ND
+        work.launch(
+            _backward_kernel, (cdiv(n, block_n), cdiv(d, block_d)), grad_ND, grad_error, share, x_ND, rows,
+            valid_N if row_of_N is None else row_of_N, valid_N, out_ND,
+            n, d, grad_ND.stride(0), grad_ND.stride(1), x_ND.stride(0), x_ND.stride(1),
+            GATHER=row_of_N is not None, BLOCK_N=block_n, BLOCK_D=block_d,
+        )  # fmt: skip
+    return (out_ND,)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -32,7 +32,8 @@ from topovq.neighborhood import (
     WAIT_VECTORS,
 )
 from topovq.ops.ride import LEAST_COUNT, axes_of, shares
-from topovq.ops.triton.accumulate import cdiv, on_device, power_of_2
+from topovq.ops.triton.accumulate import cdiv, power_of_2
+from topovq.ops.triton.replay import Work, replayed
 from topovq.ops.triton.smooth import lattice
 from topovq.ops.update import Batch, Rule, State
 from topovq.ops.use import CHOSEN, NEVER
@@ -292,36 +293,45 @@ def _points(grid: Grid, device: torch.device) -> Points:
 
 def ride_triton(state: State, batch: Batch, grid: Grid, rule: Rule) -> None:
     """Move the state in place (float32, contiguous; grids of up to 3 axes)."""
+    replayed(("ride", state.codes_KD.shape, grid, rule), (*state, *batch), _ride, grid, rule)
+
+
+def _ride(work: Work, *given: Any) -> tuple[()]:
+    state, batch, (grid, rule) = State(*given[:7]), Batch(*given[7:9]), given[9:]
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
     k, d = codes_KD.shape
     device, beta = codes_KD.device, 1 - rule.decay
-    table = _points(grid, device)
+    table = Points(*map(work.constant, _points(grid, device)))
     number, many = table.places.shape
     sizes, how = lattice(grid)
     programs, padded = cdiv(k, COUNTS), power_of_2(d)
-    total, live = (torch.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
-    now = torch.empty(2, device=device, dtype=torch.float64)  # the pull, and the step
-    fresh_K = torch.empty_like(counts_K)
-    asked_K, heard_K = (torch.empty_like(idle_K) for _ in range(2))
-    points_PD, points_P = sums_KD.new_empty(number, d), counts_K.new_empty(number)
+    total, live = (work.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
+    now = work.empty(2, dtype=torch.float64, device=device)  # the pull, and the step
+    fresh_K = work.empty(k, dtype=torch.float32, device=device)
+    asked_K, heard_K = (work.empty(k, dtype=torch.int32, device=device) for _ in range(2))
+    points_PD = work.empty(number, d, dtype=torch.float32, device=device)
+    points_P = work.empty(number, dtype=torch.float32, device=device)
     block, block_d = max(1, (512 if k <= FEW else 2048) // padded), min(64, padded)
     blocks = cdiv(d, block_d)
-    with on_device(codes_KD):
-        _counts_kernel[(programs + number * blocks,)](
-            *batch, codes_KD, counts_K, frozen_K, fresh_K, heard_K, total, live, step, now,
-            table.places, table.parts, points_PD, points_P, k, d, programs, many, blocks, rule.decay, beta,
-            UPDATE_EMPTY=rule.update_empty, BLOCK=COUNTS, BLOCK_D=block_d, SLOTS=min(SLOTS, power_of_2(many)),
+    work.launch(
+        _counts_kernel, (programs + number * blocks,),
+        *batch, codes_KD, counts_K, frozen_K, fresh_K, heard_K, total, live, step, now,
+        table.places, table.parts, points_PD, points_P, k, d, programs, many, blocks, rule.decay, beta,
+        UPDATE_EMPTY=rule.update_empty, BLOCK=COUNTS, BLOCK_D=block_d, SLOTS=min(SLOTS, power_of_2(many)),
+    )  # fmt: skip
+    work.launch(
+        _codes_kernel, (cdiv(k, block),),
+        *batch, points_PD, points_P, table.corners, table.shares, fresh_K, total, live, now, asked_K, heard_K,
+        codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
+        k, d, programs, *sizes, rule.decay, beta,
+        UPDATE_EMPTY=rule.update_empty, COSINE=rule.cosine, REVIVE=rule.revive, AXES=grid.ndim,
+        CORNERS=len(table.corners), BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **how,
+    )  # fmt: skip
+    if rule.revive:
+        block = max(1, 4096 // padded)
+        work.launch(
+            _revive_kernel, (cdiv(k, block),),
+            *batch, fresh_K, asked_K, heard_K, codes_KD, sums_KD, counts_K, idle_K, frozen_K, k, d,
+            COSINE=rule.cosine, BLOCK_K=block, DP=padded,
         )  # fmt: skip
-        _codes_kernel[(cdiv(k, block),)](
-            *batch, points_PD, points_P, table.corners, table.shares, fresh_K, total, live, now, asked_K, heard_K,
-            codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
-            k, d, programs, *sizes, rule.decay, beta,
-            UPDATE_EMPTY=rule.update_empty, COSINE=rule.cosine, REVIVE=rule.revive, AXES=grid.ndim,
-            CORNERS=len(table.corners), BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **how,
-        )  # fmt: skip
-        if rule.revive:
-            block = max(1, 4096 // padded)
-            _revive_kernel[(cdiv(k, block),)](
-                *batch, fresh_K, asked_K, heard_K, codes_KD, sums_KD, counts_K, idle_K, frozen_K, k, d,
-                COSINE=rule.cosine, BLOCK_K=block, DP=padded,
-            )  # fmt: skip
+    return ()

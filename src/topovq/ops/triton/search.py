@@ -7,6 +7,8 @@ Products run on tensor cores, of numbers that are split into two float16 numbers
     exact  hi.hi + hi.lo + lo.hi   the error of a float32 dot product
     fast   hi.hi                   11 bits, as TF32 has
 The closest code minimizes bias_k - (x - center).w_k (ops/search.py); a row's scale is positive and changes no order.
+For large shapes `exact` is hi.hi, too, with a proof for each vector that no code can be closer than those which are
+then compared in float32 (triton/which.py). Vectors without a proof, mostly a few percent, are searched once more.
 Vectors of 16 bits have no lo as they are: there `exact` leaves x where it is, adds center.w_k to the bias instead, and
 needs two products.
 
@@ -26,30 +28,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from topovq.ops.triton.accumulate import Stats, cdiv, on_device, power_of_2
-from topovq.ops.triton.codes import exponent, part_of_size, power_of_two, split, split_codes
+from topovq.ops.triton.accumulate import Stats, cdiv, power_of_2
+from topovq.ops.triton.codes import part_of_size, split, split_codes
+from topovq.ops.triton.replay import Work, replayed
+from topovq.ops.triton.which import SLOTS, centered, row_scale, which_kernel
 
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
-SLOTS = tl.constexpr(16)  # of a row, which share the columns of a tile of codes
 WHICH = 4  # vectors per program that asks which code of a slot is the best
 LEAST_TILES = 8  # of codes in a share
+LARGE = 2**34  # vectors x codes x dimensions from which on one product and a proof are cheaper than three products
+PROVEN_DIMENSIONS, PROVEN_CODES = 64, 2049
+LISTED_WHICH = 8  # the same for vectors on the list: few, so that programs without any cost little
+LISTED_SHARES = 16  # of the codes, at most, among which vectors on the list are searched
+LISTED = 2**20  # vectors times shares, at most
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
-
-
-@triton.jit
-def _centered(x_ptr, center_ptr, row, dim, wanted, D, stride_n, stride_d, WHOLE: tl.constexpr):
-    """The entries `dim` of the vectors wanted, from the center on; others are 0."""
-    on = wanted[:, None] & (dim < D)[None, :]
-    x = tl.load(x_ptr + row[:, None] * stride_n + dim[None, :] * stride_d, on, 0.0).to(tl.float32)
-    if not WHOLE:
-        x = tl.where(on, x - tl.load(center_ptr + dim, dim < D, 0.0)[None, :], 0.0)
-    return x
-
-
-@triton.jit
-def _row_scale(size):
-    e = tl.minimum(exponent(size) + 10, 250)
-    return tl.where(size < float("inf"), power_of_two(261 - e), 1.0)
 
 
 @triton.jit
@@ -61,13 +53,16 @@ def _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER: tl.constexpr)
 
 
 @triton.jit
-def _better_slots(score, tile, best, at, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The lowest score of each of a row's SLOTS and its tile; the first tile wins a tie, NaN never wins.
+def _better_slots(score, tile, best, at, second, SECOND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The lowest score of each of a row's SLOTS and its tile; the first tile wins a tie, NaN never wins. With SECOND
+    also the lowest of its other tiles.
 
     Columns that are a multiple of 8 apart, in the same half of the tile, share a slot, as they share a thread."""
     value = tl.reshape(tl.min(tl.reshape(score, [BLOCK_N, 2, BLOCK_K // SLOTS, 8]), 2), [BLOCK_N, SLOTS])
+    if SECOND:
+        second = tl.minimum(second, tl.maximum(best, value))
     better = value < best
-    return tl.where(better, value, best), tl.where(better, tile, at)
+    return tl.where(better, value, best), tl.where(better, tile, at), second
 
 
 @triton.jit
@@ -80,25 +75,34 @@ def _better_each(score, tile, best, at):
 @triton.jit
 def _search_kernel(
     x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
-    index_ptr, best_ptr, valid_ptr, skipped_ptr,
+    index_ptr, best_ptr, runner_ptr, valid_ptr, skipped_ptr, rows_ptr, number_ptr,
     N, D, share, stride_n, stride_d,
     HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
-    EACH: tl.constexpr,
+    EACH: tl.constexpr, CERTIFY: tl.constexpr, LISTED: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The closest code of all with EACH, else the best slots of a share of the code tiles (_found); of the first share
-    also which vectors are valid."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    also which vectors are valid. With CERTIFY also the best score of all other slots and tiles. LISTED: of the vectors
+    on a list, whose number only the device knows."""
+    place_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = place_N
+    wanted = row < N
+    if LISTED:
+        number = tl.load(number_ptr)
+        if tl.program_id(0) * BLOCK_N >= number:
+            return
+        wanted = place_N < number
+        row = tl.load(rows_ptr + place_N, wanted, 0).to(tl.int64)
     dim = tl.arange(0, DC)
     first_tile = tl.program_id(1) * share
 
     # The size of each vector sets its scale; an infinity or NaN in it makes its size one, too.
     size = tl.zeros([BLOCK_N], tl.float32)
     for start in tl.static_range(0, DP, DC):
-        x = _centered(x_ptr, center_ptr, row, start + dim, row < N, D, stride_n, stride_d, WHOLE)
+        x = centered(x_ptr, center_ptr, row, start + dim, wanted, D, stride_n, stride_d, WHOLE)
         size += part_of_size(x)
     finite = size < float("inf")
-    scale = _row_scale(size)
+    scale = row_scale(size)
     if VALID:
         # From the center, which is a code, a vector is as long to a thousandth where it is too long.
         counts = size <= tl.load(center_ptr + D)
@@ -113,7 +117,7 @@ def _search_kernel(
 
     not_code = tl.zeros([BLOCK_N], tl.int32)
     if OTHER:
-        not_code = tl.load(other_ptr + row, row < N, 0).to(tl.int32)
+        not_code = tl.load(other_ptr + row, wanted, 0).to(tl.int32)
     column = tl.arange(0, BLOCK_K)
     if EACH:
         best = tl.full([BLOCK_N, BLOCK_K], float("inf"), tl.float32)
@@ -121,6 +125,7 @@ def _search_kernel(
     else:
         best = tl.full([BLOCK_N, SLOTS], float("inf"), tl.float32)
         at = tl.zeros([BLOCK_N, SLOTS], tl.int32)
+    second = best
     if DC == DP:
         hi, lo = split(tl.where(finite[:, None], x, 0.0), scale[:, None])
         for tile in range(first_tile, first_tile + share):
@@ -137,7 +142,7 @@ def _search_kernel(
             if EACH:
                 best, at = _better_each(score, tile, best, at)
             else:
-                best, at = _better_slots(score, tile, best, at, BLOCK_N, BLOCK_K)
+                best, at, second = _better_slots(score, tile, best, at, second, CERTIFY, BLOCK_N, BLOCK_K)
     else:
         # One loop over (tile, chunk), so that loads run ahead across tiles.
         dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -145,7 +150,7 @@ def _search_kernel(
             tile = first_tile + step // (DP // DC)
             code = tile * BLOCK_K + column
             chunk = (step % (DP // DC)) * DC
-            x = _centered(x_ptr, center_ptr, row, chunk + dim, (row < N) & finite, D, stride_n, stride_d, WHOLE)
+            x = centered(x_ptr, center_ptr, row, chunk + dim, wanted & finite, D, stride_n, stride_d, WHOLE)
             hi, lo = split(tl.where(finite[:, None], x, 0.0), scale[:, None])
             place = code[None, :].to(tl.int64) * DP + chunk + dim[:, None]
             w_hi = tl.load(hi_ptr + place)
@@ -156,7 +161,7 @@ def _search_kernel(
             dot = tl.dot(hi, w_hi, dot)
             if chunk == DP - DC:
                 score = _score(dot, scale, bias_ptr, scale_ptr, code, not_code, OTHER)
-                best, at = _better_slots(score, tile, best, at, BLOCK_N, BLOCK_K)
+                best, at, second = _better_slots(score, tile, best, at, second, CERTIFY, BLOCK_N, BLOCK_K)
                 dot = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     lowest = tl.min(best, 1)
     if EACH:
@@ -164,9 +169,14 @@ def _search_kernel(
         index = tl.min(tl.where(best == lowest[:, None], code, 2147483647), 1)
         tl.store(index_ptr + row, index.to(tl.int64), row < N)
     else:
-        place = tl.program_id(1).to(tl.int64) * N + row
-        tl.store(index_ptr + place, _found(best, at, lowest), row < N)
-        tl.store(best_ptr + place, lowest, row < N)
+        place = tl.program_id(1).to(tl.int64) * N + place_N
+        found = _found(best, at, lowest)
+        tl.store(index_ptr + place, found, wanted)
+        tl.store(best_ptr + place, lowest, wanted)
+        if CERTIFY:
+            taken = tl.arange(0, SLOTS)[None, :] == ((found >> 16) & 15)[:, None]
+            others = tl.minimum(tl.where(taken, float("inf"), best), second)
+            tl.store(runner_ptr + place, tl.min(others, 1), wanted)
 
 
 @triton.jit
@@ -178,81 +188,6 @@ def _found(best, at, lowest):
     slot = tl.arange(0, SLOTS)[None, :]
     first = tl.min(tl.where(as_good, slot, SLOTS - 1), 1)
     return (tile.to(tl.int64) << 20) | (first << 16) | tl.sum(tl.where(as_good, 1 << slot, 0), 1)
-
-
-@triton.jit
-def _slot_best(
-    x_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, row, scale, tile, slot, wanted, not_code, best, index,
-    D, stride_n, stride_d,
-    OTHER: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
-    DP: tl.constexpr, DC: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """The best score so far and its code, with the codes of one slot of each row that is wanted."""
-    step = tl.arange(0, BLOCK_K // SLOTS)
-    code = (tile * BLOCK_K + slot // 8 * (BLOCK_K // 2) + slot % 8)[:, None] + step[None, :] * 8
-    on = wanted[:, None]
-    dot = tl.zeros([ROWS, BLOCK_K // SLOTS], tl.float32)
-    for start in range(0, DP, DC):
-        dim = start + tl.arange(0, DC)
-        x = _centered(x_ptr, center_ptr, row, dim, wanted, D, stride_n, stride_d, WHOLE) * scale[:, None]
-        place = code[:, :, None].to(tl.int64) * DP + dim[None, None, :]
-        w = tl.load(hi_ptr + place, on[:, :, None], 0.0).to(tl.float32)
-        if EXACT:
-            w += tl.load(lo_ptr + place, on[:, :, None], 0.0).to(tl.float32)
-        dot += tl.sum(w * x[:, None, :], 2)
-    score = tl.load(bias_ptr + code, on, 0.0) * scale[:, None] - tl.load(scale_ptr + code, on, 0.0) * dot
-    if OTHER:
-        score = tl.where(code == not_code[:, None], float("inf"), score)
-    value = tl.min(score, 1)
-    first = tl.min(tl.where(score == value[:, None], code, 2147483647), 1)
-    first = tl.where(value == best, tl.minimum(first, index), first)
-    taken = wanted & (value <= best) & (first < 2147483647)
-    return tl.where(taken, value, best), tl.where(taken, first, index)
-
-
-@triton.jit
-def _which_kernel(
-    found_ptr, best_ptr, x_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, out_ptr,
-    N, D, K, shares, stride_n, stride_d,
-    OTHER: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
-    DP: tl.constexpr, DC: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """The best of all shares, in which codes rise, and which code of its slot it is; the lowest wins a tie."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    best = tl.load(best_ptr + row, row < N, 0.0)
-    found = tl.load(found_ptr + row, row < N, 0)
-    for share in range(1, shares):
-        place = tl.zeros([ROWS], tl.int64) + share
-        place = place * N + row
-        value = tl.load(best_ptr + place, row < N, float("inf"))
-        better = value < best
-        found = tl.where(better, tl.load(found_ptr + place, row < N, 0), found)
-        best = tl.where(better, value, best)
-    size = tl.zeros([ROWS], tl.float32)
-    for start in range(0, DP, DC):
-        dim = start + tl.arange(0, DC)
-        size += part_of_size(_centered(x_ptr, center_ptr, row, dim, row < N, D, stride_n, stride_d, WHOLE))
-    scale = _row_scale(size)
-    not_code = tl.zeros([ROWS], tl.int32)
-    if OTHER:
-        not_code = tl.load(other_ptr + row, row < N, 0).to(tl.int32)
-    tile, slot, slots = (found >> 20).to(tl.int32), (found >> 16).to(tl.int32) & 15, found.to(tl.int32) & 65535
-    wanted = (row < N) & (size < float("inf"))
-    best = tl.full([ROWS], float("inf"), tl.float32)
-    index = tl.minimum(tile * BLOCK_K, K - 1)
-    best, index = _slot_best(
-        x_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, row, scale, tile, slot, wanted, not_code, best, index,
-        D, stride_n, stride_d, OTHER, EXACT, WHOLE, DP, DC, ROWS, BLOCK_K,
-    )  # fmt: skip
-    more = tl.where(wanted, slots & ~(1 << slot), 0)
-    if tl.max(more, 0) > 0:  # another slot of the tile is as good: rare, but for codes that are alike
-        for other in range(SLOTS):
-            best, index = _slot_best(
-                x_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, row, scale, tile,
-                tl.zeros([ROWS], tl.int32) + other, (more >> other) & 1 > 0, not_code, best, index,
-                D, stride_n, stride_d, OTHER, EXACT, WHOLE, DP, DC, ROWS, BLOCK_K,
-            )  # fmt: skip
-    tl.store(out_ptr + row, tl.minimum(index, K - 1).to(tl.int64), row < N)
 
 
 class Tiles(NamedTuple):
@@ -270,7 +205,8 @@ def tile_sizes(k: int, d: int, precision: str) -> Tiles:
     """For a class of shapes, the fastest of those tried on one H200."""
     padded = max(16, power_of_2(d))
     if padded <= 64:
-        return Tiles(64, 64, padded, 4, 2, each=True) if k <= 2048 else Tiles(128, 128, padded, 4, 2)
+        few = Tiles(64, 64, padded, 4, 2, each=True)
+        return few if k <= 2048 else Tiles(128, 128, padded, 4, 3 if padded <= 32 else 2)
     if padded == 128:
         return Tiles(128, 128, padded, 8, 2) if precision == "exact" else Tiles(64, 128, padded, 4, 2)
     if padded == 256:
@@ -278,12 +214,53 @@ def tile_sizes(k: int, d: int, precision: str) -> Tiles:
     return Tiles(128, 128, CHUNK, 8, 3)
 
 
-def shares_of(programs: int, tiles: int) -> int:
+def proves(n: int, k: int, padded: int) -> bool:
+    """Whether one product and a proof are cheaper than three products, where a few percent of the vectors have none."""
+    return n * k * padded >= LARGE and padded >= PROVEN_DIMENSIONS and k >= PROVEN_CODES
+
+
+def shares_of(n: int, k: int, tiles: Tiles) -> int:
     """Among how many programs the codes are shared, so that few vectors keep a whole device busy."""
-    return max(1, min(BUSY // max(1, programs), tiles // LEAST_TILES))
+    return max(1, min(BUSY // max(1, cdiv(n, tiles.block_n)), cdiv(k, tiles.block_k) // LEAST_TILES))
+
+
+class Pass(NamedTuple):
+    """A search through all codes, in shares of a number of tiles."""
+
+    tiles: Tiles
+    shares: int
+    share: int
+
+    @staticmethod
+    def of(tiles: Tiles, k: int, shares: int) -> Pass:
+        share = cdiv(cdiv(k, tiles.block_k), shares)
+        return Pass(tiles, cdiv(cdiv(k, tiles.block_k), share), share)
+
+    @property
+    def rows(self) -> int:
+        return self.shares * self.share * self.tiles.block_k
 
 
 def nearest_triton(
+    x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str, other_than_N: Tensor | None = None
+) -> Tensor:
+    """Index int64 [N] of the closest code, `other_than_N` (one for each vector) if given: the second closest, say."""
+    codes_KD = codes_KD.contiguous()
+    key = ("nearest", *shape_of(x_ND), codes_KD.shape[0], metric, precision, other_than_N is None)
+
+    def body(work: Work, x_ND: Tensor, codes_KD: Tensor, other_N: Tensor | None) -> tuple[Tensor]:
+        return (search(work, x_ND, codes_KD, metric, precision, other_than_N=other_N),)
+
+    return replayed(key, (x_ND, codes_KD, other_than_N), body)[0]
+
+
+def shape_of(x_ND: Tensor) -> tuple[object, ...]:
+    """What a key says of a tensor."""
+    return x_ND.shape, x_ND.stride(), x_ND.dtype
+
+
+def search(
+    work: Work,
     x_ND: Tensor,
     codes_KD: Tensor,
     metric: str,
@@ -294,46 +271,55 @@ def nearest_triton(
     stats: Stats | None = None,
     kept_KD: Tensor | None = None,
     other_than_N: Tensor | None = None,
-    tiles: Tiles | None = None,
     learns: bool = False,
 ) -> Tensor:
-    """Index int64 [N] of the closest code, `other_than_N` (one for each vector) if given: the second closest, say.
+    """The launches of `nearest_triton`; the codes are contiguous.
 
     Where given, valid_N (int8), skipped (int64) and kept_KD (a copy of the codes) are written to, and stats set to 0 if
     they are `to_clear`; with no vectors, none of it is.
     """
     (n, d), k = x_ND.shape, codes_KD.shape[0]
     device = x_ND.device
-    index_N = torch.empty(n, dtype=torch.int64, device=device)
+    index_N = work.empty(n, dtype=torch.int64, device=device)
     if n == 0:
         return index_N
-    tiles = tiles or tile_sizes(k, d, precision)
-    padded = max(16, power_of_2(d))
-    programs, tiles_K = cdiv(n, tiles.block_n), cdiv(k, tiles.block_k)
-    shares = 1 if tiles.each else shares_of(programs, tiles_K)
-    share = cdiv(tiles_K, shares)
-    shares = cdiv(tiles_K, share)
-    rows = shares * share * tiles.block_k
     exact = precision == "exact"
     whole = exact and x_ND.dtype in (torch.bfloat16, torch.float16)
-    codes_KD = codes_KD.contiguous()
-    found_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.int64, device=device)
-    best_SN = index_N if tiles.each else torch.empty(shares, n, dtype=torch.float32, device=device)
-    with on_device(x_ND):
-        terms = split_codes(x_ND, codes_KD, rows, padded, metric, exact, whole, learns, skipped, stats, kept_KD)
-        _search_kernel[(programs, shares)](
-            x_ND, index_N if keep_N is None else keep_N, index_N if other_than_N is None else other_than_N,
-            *terms, found_SN, best_SN, index_N if valid_N is None else valid_N, index_N if skipped is None else skipped,
+    padded = max(16, power_of_2(d))
+    tiles = tile_sizes(k, d, precision)
+    first, again = Pass.of(tiles, k, 1 if tiles.each else shares_of(n, k, tiles)), None
+    if exact and metric != "dot" and proves(n, k, padded):
+        again = Pass.of(tiles, k, max(1, min(LISTED_SHARES, LISTED // n)))
+        tiles = tile_sizes(k, d, "fast")
+        first = Pass.of(tiles, k, shares_of(n, k, tiles))
+    rows, kept = max(first.rows, again.rows if again else 0), max(first.shares, again.shares if again else 0)
+    found_SN = index_N if tiles.each else work.empty(kept, n, dtype=torch.int64, device=device)
+    best_SN = index_N if tiles.each else work.empty(kept, n, dtype=torch.float32, device=device)
+    runner_SN = work.empty(first.shares, n, dtype=torch.float32, device=device) if again else best_SN
+    rows_N = work.empty(n, dtype=torch.int32, device=device) if again else index_N
+    number = work.empty(1, dtype=torch.int32, device=device) if again else None
+    other_N = index_N if other_than_N is None else other_than_N
+    terms = split_codes(
+        work, x_ND, codes_KD, rows, padded, metric, exact, whole, learns, skipped, stats, kept_KD, number
+    )
+    for each in (first, again) if again else (first,):
+        (tiles, shares, share), listed, certify = each, each is again, again is not None and each is first
+        how = {"OTHER": other_than_N is not None, "WHOLE": whole, "CERTIFY": certify, "LISTED": listed}
+        work.launch(
+            _search_kernel, (cdiv(n, tiles.block_n), shares), x_ND, index_N if keep_N is None else keep_N, other_N,
+            *terms, found_SN, best_SN, runner_SN, index_N if valid_N is None else valid_N,
+            index_N if skipped is None else skipped, rows_N, index_N if number is None else number,
             n, d, share, x_ND.stride(0), x_ND.stride(1),
-            HAS_KEEP=keep_N is not None, OTHER=other_than_N is not None, VALID=valid_N is not None,
-            EXACT=exact, WHOLE=whole, EACH=tiles.each,
-            DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+            HAS_KEEP=keep_N is not None, VALID=valid_N is not None and not listed, EXACT=exact and not certify,
+            EACH=tiles.each, **how, DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         if not tiles.each:
-            _which_kernel[(cdiv(n, WHICH),)](
-                found_SN, best_SN, x_ND, index_N if other_than_N is None else other_than_N, *terms, index_N,
-                n, d, k, shares, x_ND.stride(0), x_ND.stride(1), OTHER=other_than_N is not None,
-                EXACT=exact, WHOLE=whole, DP=padded, DC=min(CHUNK, padded), ROWS=WHICH, BLOCK_K=tiles.block_k,
+            which = LISTED_WHICH if listed else WHICH
+            work.launch(
+                which_kernel, (cdiv(n, which),), found_SN, best_SN, runner_SN, x_ND, other_N, *terms, index_N,
+                rows_N, index_N if number is None else number, n, d, k, shares, x_ND.stride(0), x_ND.stride(1),
+                EXACT=exact, EUCLIDEAN=metric == "euclidean", **how,
+                DP=padded, DC=min(CHUNK, padded), ROWS=which, BLOCK_K=tiles.block_k,
             )  # fmt: skip
     return index_N

@@ -28,6 +28,7 @@ from torch import Tensor
 from topovq.grid import ROW_HEIGHT, Grid
 from topovq.neighborhood import CUTOFF, NARROWEST, Neighborhood, Schedule
 from topovq.ops.triton.accumulate import cdiv, on_device, power_of_2
+from topovq.ops.triton.replay import Work
 
 NARROW, PITCH = tl.constexpr(NARROWEST), tl.constexpr(ROW_HEIGHT)
 REACH = tl.constexpr(math.sqrt(-math.log(CUTOFF)))  # in widths
@@ -213,17 +214,22 @@ def _axis_kernel(
 
 
 def gaussian_triton(
-    sums_KD: Tensor, counts_K: Tensor, neighborhood: Neighborhood, step: Tensor, but_narrow: bool = False
+    sums_KD: Tensor,
+    counts_K: Tensor,
+    neighborhood: Neighborhood,
+    step: Tensor,
+    but_narrow: bool = False,
+    work: Work | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(A^T sums, A^T counts) of `gaussian` over a rectangular grid; float32, contiguous.
 
     A single place gets its own tensors back. With `but_narrow`, nothing is done where the width `is_narrow`, and what
     comes back means nothing there.
     """
-    grid = neighborhood.grid
+    grid, work = neighborhood.grid, work or Work(())
     axes = [axis for axis, n in enumerate(grid.shape) if n > 1]
     long = [axis for axis in axes if grid.shape[axis] >= LEAST_PLACES and neighborhood.widest >= WIDE.value]
-    given = (step, schedule_table(neighborhood.schedule, neighborhood.widest, step.device))
+    given = (step, work.constant(schedule_table(neighborhood.schedule, neighborhood.widest, step.device)))
     how = {"SCHEDULE": neighborhood.schedule.kind, "BUT_NARROW": but_narrow}
     if grid.size < grid.places:  # an empty place is one more whose sums are 0
         empty = grid.places - grid.size
@@ -234,18 +240,22 @@ def gaussian_triton(
     places = points = (sums_KD, counts_K)
     with on_device(sums_KD):
         for axis in long:
-            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            _launch((*points, *points, *out, *given), grid, axis, long, TO_POINTS=True, **how)
+            out = _like(work, sums_KD, counts_K)
+            _launch(work, (*points, *points, *out, *given), grid, axis, long, TO_POINTS=True, **how)
             points = out
         for axis in (*reversed(long), *(axis for axis in axes if axis not in long)):
-            out = (torch.empty_like(sums_KD), torch.empty_like(counts_K))
-            _launch((*places, *points, *out, *given), grid, axis, long, TO_POINTS=False, **how)
+            out = _like(work, sums_KD, counts_K)
+            _launch(work, (*places, *points, *out, *given), grid, axis, long, TO_POINTS=False, **how)
             places = points = out
     return places if grid.size == grid.places else (places[0][: grid.size], places[1][: grid.size])
 
 
+def _like(work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(work.empty(*each.shape, dtype=each.dtype, device=each.device) for each in tensors)
+
+
 def _launch(
-    pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], TO_POINTS: bool, **how: object
+    work: Work, pointers: tuple[Tensor, ...], grid: Grid, axis: int, long: list[int], TO_POINTS: bool, **how: object
 ) -> None:
     n, d, first = grid.shape[axis], pointers[0].shape[1], grid.shape[0]
     before, after = math.prod(grid.shape[:axis]), math.prod(grid.shape[axis + 1 :])
@@ -260,7 +270,8 @@ def _launch(
     tiles = cdiv(most_points(n) if TO_POINTS else n, block_i)
     sums_programs, counts_programs = before * cdiv(after * d, block_c) * tiles, batches * cdiv(columns, block_c) * tiles
     ring = min([grid.shape[i] for i in long if grid.wrap[i]], default=2**31 - 1)
-    _axis_kernel[(sums_programs + counts_programs,)](
+    work.launch(
+        _axis_kernel, (sums_programs + counts_programs,),
         *pointers, n, tiles, ring, lead, per_line, counts_programs, after * d, columns, *strides,
         WRAP=grid.wrap[axis], LEAD=("ring" if grid.wrap[0] else "open") if led else "whole", LONG=axis in long,
         TO_POINTS=TO_POINTS, BLOCK_I=block_i, BLOCK_C=block_c, BLOCK_J=BLOCK_J, **how,

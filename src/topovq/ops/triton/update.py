@@ -10,6 +10,7 @@ nothing. Of a large codebook most codes are chosen by no vector of a batch, and 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -17,7 +18,8 @@ import triton.language as tl
 
 from topovq.neighborhood import Neighborhood
 from topovq.ops.smooth import method, smooth, step_table
-from topovq.ops.triton.accumulate import cdiv, on_device, power_of_2
+from topovq.ops.triton.accumulate import cdiv, power_of_2
+from topovq.ops.triton.replay import Work, replayed
 from topovq.ops.triton.smooth import gaussian_triton, is_narrow, lattice, schedule_table, weight, width_and_strength
 from topovq.ops.update import Batch, Rule, State
 
@@ -140,6 +142,12 @@ def _codes_kernel(
 
 def update_triton(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
     """Move the state in place (float32, contiguous; grids of up to 3 axes)."""
+    key = ("update", state.codes_KD.shape, neighborhood, rule)
+    replayed(key, (*state, *batch), _update, neighborhood, rule)
+
+
+def _update(work: Work, *given: Any) -> tuple[()]:
+    state, batch, (neighborhood, rule) = State(*given[:7]), Batch(*given[7:9]), given[9:]
     codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
     k, d = codes_KD.shape
     device, grid = codes_KD.device, neighborhood.grid
@@ -147,11 +155,11 @@ def update_triton(state: State, batch: Batch, neighborhood: Neighborhood, rule: 
     steps_M3, lengths_M, window = batch.counts_K, batch.counts_K, 0
     if way == "box":
         smoothed = batch
-        steps_M3, lengths_M = step_table(grid, neighborhood.widest, device)
+        steps_M3, lengths_M = map(work.constant, step_table(grid, neighborhood.widest, device))
         window = len(lengths_M)
     elif way == "separable" and grid.topology == "rectangular":
-        smoothed = Batch(*gaussian_triton(*batch, neighborhood, step, but_narrow=True))
-        steps_M3, lengths_M = step_table(grid, NEXT, device)
+        smoothed = Batch(*gaussian_triton(*batch, neighborhood, step, but_narrow=True, work=work))
+        steps_M3, lengths_M = map(work.constant, step_table(grid, NEXT, device))
         window = len(lengths_M)
     else:
         smoothed = Batch(*(part.contiguous() for part in smooth(*batch, neighborhood, step)))
@@ -159,22 +167,22 @@ def update_triton(state: State, batch: Batch, neighborhood: Neighborhood, rule: 
     sizes, how = lattice(grid)
     how["FULL"] = grid.size == grid.places
     programs = cdiv(k, COUNTS)
-    total, live = (torch.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
-    now = torch.empty(1 + window, device=device, dtype=torch.float64)  # the width, and the weights of the window
-    smoothed_K, fresh_K = torch.empty_like(counts_K), torch.empty_like(counts_K)
+    total, live = (work.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
+    now = work.empty(1 + window, dtype=torch.float64, device=device)  # the width, and the weights of the window
+    smoothed_K, fresh_K = (work.empty(k, dtype=torch.float32, device=device) for _ in range(2))
+    table = work.constant(schedule_table(neighborhood.schedule, neighborhood.widest, device))
     padded = power_of_2(d)
     block = max(1, 2048 // padded)
-    with on_device(codes_KD):
-        _counts_kernel[(programs,)](
-            smoothed.counts_K, batch.counts_K, counts_K, smoothed_K, fresh_K, total, live, steps_M3, lengths_M, step,
-            schedule_table(neighborhood.schedule, neighborhood.widest, device), now,
-            k, window, *sizes, rule.decay, 1 - rule.decay,
-            KIND=kind, SCHEDULE="harmonic" if kind == "none" else neighborhood.schedule.kind, BLOCK=COUNTS, **how,
-        )  # fmt: skip
-        _codes_kernel[(cdiv(k, block),)](
-            smoothed.sums_KD, batch.sums_KD, batch.counts_K, smoothed_K, fresh_K, total, live, steps_M3, now,
-            codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
-            k, d, window, programs, *sizes, rule.decay, 1 - rule.decay, rule.eps,
-            KIND=kind, UPDATE_EMPTY=rule.update_empty, CARRIED=rule.carried, COSINE=rule.cosine,
-            BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **how,
-        )  # fmt: skip
+    work.launch(
+        _counts_kernel, (programs,), smoothed.counts_K, batch.counts_K, counts_K, smoothed_K, fresh_K, total, live,
+        steps_M3, lengths_M, step, table, now, k, window, *sizes, rule.decay, 1 - rule.decay,
+        KIND=kind, SCHEDULE="harmonic" if kind == "none" else neighborhood.schedule.kind, BLOCK=COUNTS, **how,
+    )  # fmt: skip
+    work.launch(
+        _codes_kernel, (cdiv(k, block),), smoothed.sums_KD, batch.sums_KD, batch.counts_K, smoothed_K, fresh_K,
+        total, live, steps_M3, now, codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
+        k, d, window, programs, *sizes, rule.decay, 1 - rule.decay, rule.eps,
+        KIND=kind, UPDATE_EMPTY=rule.update_empty, CARRIED=rule.carried, COSINE=rule.cosine,
+        BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **how,
+    )  # fmt: skip
+    return ()
