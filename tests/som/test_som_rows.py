@@ -227,13 +227,52 @@ def test_sources_that_cannot_be(folder, wine):
         som.fit(rows, sample_weight=[1.0] * 179)
     with pytest.raises(ValueError, match="13 features, but SelfOrganizingMap is expecting 2"):
         SelfOrganizingMap((2, 2)).fit(x[:, :2]).predict(rows)
-    for call in (SelfOrganizingMap((2, 2), rule="online").fit, SelfOrganizingMap().fit(x).transform, som.partial_fit):
-        with pytest.raises(TypeError, match="is read in blocks"):
+    for call in (SelfOrganizingMap((2, 2), rule="online").fit, SelfOrganizingMap().fit(x).transform):
+        with pytest.raises(TypeError, match=r"is read in blocks.*this takes an array"):
             call(rows)
+    for source in (rows, str(folder / "wine.parquet"), folder / "wine.parquet", lambda: [x]):
+        with pytest.raises(TypeError, match="is read in blocks, which `fit` can do: partial_fit takes one batch"):
+            som.partial_fit(source)
     with pytest.raises(ValueError, match="looks at all samples"):
         SelfOrganizingMap((2, 2), init="kmeans++").fit(rows)
     with pytest.raises(ValueError, match="standardize=True needs all rows"):
         SelfOrganizingMap((2, 2), standardize=True).partial_fit(x)
+
+
+def test_weights_are_given_once(folder, wine):
+    x, weight = wine
+    som, rows = SelfOrganizingMap((2, 2)), Rows(folder / "wine.parquet", NAMES, "w")
+    for source, sample_weight, problem in [
+        (rows, weight, "as sample_weight and as weight='w'"),
+        (rows, "w", "as sample_weight and as weight='w'"),
+        (lambda: [(x, weight)], weight, "as sample_weight and by what <lambda> gives"),
+        (Rows(lambda: [(x, weight)], weight=4), None, "in a pair of what <lambda> gives and as weight=4"),
+    ]:
+        with pytest.raises(ValueError, match=f"weights were given twice, {problem}: give one of them"):
+            som.fit(source, sample_weight=sample_weight)
+
+
+def test_a_plan_of_polars_has_no_rows(folder, wine):
+    polars = pytest.importorskip("polars")
+    som, frame = SelfOrganizingMap((2, 2)), polars.DataFrame(wine[0], schema=NAMES)
+    for lazy in (frame.lazy(), Rows(frame.lazy()), lambda: [frame.lazy()]):
+        with pytest.raises(TypeError, match=r"a LazyFrame of polars has no rows yet: give its \.collect\(\)"):
+            som.fit(lazy)
+    with pytest.raises(TypeError, match="a LazyFrame of polars has no rows yet"):
+        som.partial_fit(frame.lazy())
+    np.testing.assert_array_equal(som.fit(frame).codes_, SelfOrganizingMap((2, 2)).fit(wine[0]).codes_)
+
+
+def test_columns_without_values_are_named(tmp_path):
+    values = {"age": [1.0, 2.0], "never seen": pyarrow.array([None, None], pyarrow.float64())}
+    pyarrow.parquet.write_table(pyarrow.table(values), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"features \['never seen'\] have no values, only NaN: remove these columns"):
+        SelfOrganizingMap((2, 2)).fit(tmp_path / "t.parquet")
+
+
+def test_fit_predict_reads_once_more_where_no_labels_are_kept(folder, wine):
+    made = SelfOrganizingMap((3, 3)).fit_predict(Rows(folder / "wine.parquet", NAMES))
+    assert (made == SelfOrganizingMap((3, 3)).fit_predict(wine[0])).all()
 
 
 def test_a_reader_that_is_left_ends_its_thread(folder):

@@ -68,7 +68,7 @@ class BatchEstimator(CodesEstimator):
     def _begin(self, passes: Passes) -> None:
         """Everything a fit starts from; what an earlier fit left is forgotten."""
         self._forget()
-        check_columns(passes)
+        check_columns(passes, getattr(self, "feature_names_in_", None))
         if getattr(self, "standardize", False):
             scaling = Scaling(passes.mean_D, passes.deviation())
             passes.standardize(scaling)

@@ -161,6 +161,7 @@ class Batches(Reader):
         if first is None:
             raise ValueError(f"{self.name} has no rows: expected at least one batch")
         batch = first[0] if isinstance(first, tuple) else first
+        refuse_lazy(batch)
         if (schema := getattr(batch, "schema", None)) is not None and hasattr(batch, "num_rows"):
             self.names = choose(schema.names, names if columns is None else columns, weight, self.name)
             kinds = [_kind(schema, name, self.name) for name in self.names]
@@ -190,6 +191,11 @@ class Batches(Reader):
             batch, weight = given if isinstance(given, tuple) else (given, None)
             x_ND, weight_N = self._of_batch(batch)
             if weight is not None:
+                if weight_N is not None:
+                    raise ValueError(
+                        f"weights were given twice, in a pair of {self.name} and as weight={self.weight!r}: "
+                        "give one of them"
+                    )
                 weight_N = torch.as_tensor(np.asarray(weight) if not isinstance(weight, Tensor) else weight)
                 if weight_N.shape != x_ND.shape[:1]:
                     raise ValueError(
@@ -233,6 +239,15 @@ def choose(there: Sequence[str], columns: Sequence[str] | None, weight: str | No
     if not wanted:
         raise ValueError(f"{where} has no columns to make a map of: expected at least one")
     return wanted
+
+
+def refuse_lazy(X: Any) -> None:
+    """Refuse a frame of polars that is a plan, and has no rows yet."""
+    if type(X).__name__ == "LazyFrame" and type(X).__module__.startswith("polars"):
+        raise TypeError(
+            "a LazyFrame of polars has no rows yet: give its .collect(), or the path of its Parquet file, which is "
+            "read in blocks"
+        )
 
 
 def numbered(count: int, columns: Sequence[int] | None, weight: int | None, where: str) -> list[int]:
