@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pyarrow.parquet.write_table(table, there / "table.parquet")
     (there / "cut.parquet").write_bytes((there / "table.parquet").read_bytes()[:2000])
     pyarrow.parquet.write_table(table.slice(0, 0), there / "empty.parquet")
+    (there / "letters").mkdir()
     return there
 
 
@@ -82,6 +83,10 @@ def test_a_map_of_a_table_and_the_places_of_its_rows(folder: Path, tmp_path: Pat
         (["place", "map.safetensors", "empty.parquet"], "empty.parquet has no rows"),
         (["place", "gas.safetensors", "table.parquet"], "gas.safetensors holds no map of a table, but a NeuralGas"),
         (["place", "nowhere", "table.parquet"], "there is nothing at 'nowhere'"),
+        (
+            ["place", "letters", "table.parquet"],
+            "letters is no map of a table: expected a folder that topovq map wrote",
+        ),
     ],
 )
 def test_mistakes_take_one_sentence_and_leave_nothing(folder, monkeypatch, capsys, arguments, problem) -> None:
