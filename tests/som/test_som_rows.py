@@ -310,3 +310,34 @@ def test_memory_does_not_grow_with_the_table():
     process = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     few, many = map(float, process.stdout.split())
     assert many - few < 16
+
+
+POOL = """
+import sys
+import pyarrow, pyarrow.dataset
+from topovq.som import SelfOrganizingMap
+path, kind = sys.argv[1:]
+SelfOrganizingMap((2, 2), max_iter=1).fit(pyarrow.dataset.dataset(path) if kind == "dataset" else path)
+print(pyarrow.default_memory_pool().max_memory() / 2**20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "most"), [("path", 100_000, 30), ("path", 2_000_000, 45), ("dataset", 100_000, 70)]
+)
+def test_arrow_keeps_nothing_of_a_file_that_was_read(tmp_path, kind, group, most):
+    """A table of 61 MiB, in small row groups and in one: Arrow has a few blocks of it in memory, of 1 MiB."""
+    x = np.random.default_rng(0).random((4, 2_000_000), dtype=np.float32)
+    table = pyarrow.table({**dict(zip("abcd", x)), "e": x[0], "f": x[1], "g": x[2], "h": x[3]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=group)
+    command = [sys.executable, "-c", POOL, tmp_path / "t.parquet", kind]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(process.stdout) < most
+
+
+def test_a_folder_may_have_files_without_rows_or_row_groups(folder, wine, tmp_path):
+    schema = pyarrow.parquet.read_schema(folder / "wine.parquet")
+    pyarrow.parquet.ParquetWriter(tmp_path / "1.parquet", schema).close()
+    for number in (0, 2):
+        (tmp_path / f"{number}.parquet").write_bytes((folder / "wine.parquet").read_bytes())
+    assert SelfOrganizingMap((2, 2)).fit(Rows(tmp_path, NAMES)).hits_.sum() == 2 * len(wine[0])

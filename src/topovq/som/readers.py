@@ -19,6 +19,8 @@ from topovq.missing import MissingExtra
 from topovq.storage import DamagedFile
 
 Piece = tuple[Tensor, Tensor | None]
+# Arrow keeps all that it read of a file, up to its end, unless it is told to read as it goes.
+AS_IT_GOES = {"pre_buffer": False, "buffer_size": 1 << 16}
 
 
 class Reader:
@@ -67,7 +69,7 @@ class Parquet(Reader):
 
     def _open(self, path: Path) -> Any:
         try:
-            return self.arrow.parquet.ParquetFile(path)
+            return self.arrow.parquet.ParquetFile(path, **AS_IT_GOES)
         except (self.arrow.ArrowException, OSError) as error:
             raise DamagedFile(f"{path} is cut off, damaged or no Parquet file: {_sentence(error)}") from None
 
@@ -84,7 +86,9 @@ class Parquet(Reader):
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         ends = np.cumsum(sizes)
         groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
-        at = int(ends[groups[0]] - sizes[groups[0]]) if groups else 0
+        if not groups:  # a file without rows, of which some versions of pyarrow cannot read nothing
+            return
+        at = int(ends[groups[0]] - sizes[groups[0]])
         wanted = [*self.names, *([self.weight] if self.weight is not None else [])]  # type: ignore[misc]
         try:
             for batch in file.iter_batches(size, row_groups=groups, columns=list(dict.fromkeys(wanted))):
@@ -106,6 +110,11 @@ class Dataset(Reader):
         if weight is not None:
             _kind(dataset.schema, weight, self.name)
         self.n = self._tried(dataset.count_rows)
+        self.how = {"batch_readahead": 1, "fragment_readahead": 1}
+        usual = self.arrow.dataset.ParquetFragmentScanOptions()
+        if getattr(getattr(dataset, "format", None), "default_fragment_scan_options", None) == usual:
+            options = self.arrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, **AS_IT_GOES)
+            self.how["fragment_scan_options"] = options
 
     def _tried(self, call: Callable[[], Any]) -> Any:
         try:
@@ -115,9 +124,7 @@ class Dataset(Reader):
 
     def pieces(self, size: int, start: int, stop: int | None) -> Iterator[Piece]:
         wanted = [*self.names, *([self.weight] if self.weight is not None else [])]  # type: ignore[misc]
-        batches = self.dataset.to_batches(
-            columns=list(dict.fromkeys(wanted)), batch_size=size, batch_readahead=1, fragment_readahead=1
-        )
+        batches = self.dataset.to_batches(columns=list(dict.fromkeys(wanted)), batch_size=size, **self.how)
         while (batch := self._tried(lambda: next(batches, None))) is not None:
             if batch.num_rows:
                 yield from_arrow(batch, self.names, self.weight, self.dtype, self.name)
@@ -319,6 +326,7 @@ def arrow() -> Any:
     """pyarrow with its Parquet files."""
     try:
         import pyarrow
+        import pyarrow.dataset
         import pyarrow.parquet
     except ImportError:
         raise MissingExtra("pyarrow, which Parquet files and Arrow need,", "som") from None
