@@ -71,6 +71,8 @@ class Map(OnEngine):
             som.fit(rows)
         som.set_params(engine="local")  # whoever loads the map may have no cluster
         told = {"table": str(self.table), "rows": f"{rows.reader().n:,}", "columns": f"{som.n_features_in_:,}"}
+        if self.weight is not None:
+            told["weights"] = f"column {self.weight}"
         with atomic_folder(self.out) as folder:
             som.save(folder / MAP_FILE)
             write_map_page(som, folder / REPORT_FILE, self.out.resolve().name, told)

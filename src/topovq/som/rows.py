@@ -65,6 +65,8 @@ class Rows:
             if not reader.ranges or reader.n is None:
                 raise ValueError(f"{reader.name} cannot be read from row {self.start} to {self.stop}")
             reader.n = min(reader.n, reader.n if self.stop is None else self.stop) - self.start
+        if reader.n is not None and reader.n <= 0:
+            raise ValueError(f"{reader.name} has no rows: expected at least one")
         return reader
 
     def parts(self, count: int, device: str | torch.device = "cpu") -> list[Rows]:
