@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pyarrow.parquet.write_table(table, there / "table.parquet")
     (there / "cut.parquet").write_bytes((there / "table.parquet").read_bytes()[:2000])
     pyarrow.parquet.write_table(table.slice(0, 0), there / "empty.parquet")
+    (there / "letters").mkdir()
     return there
 
 
@@ -45,7 +46,7 @@ def test_a_map_of_a_table_and_the_places_of_its_rows(folder: Path, tmp_path: Pat
     som = topovq.load(tmp_path / "map")
     np.testing.assert_array_equal(som.codes_, expected.codes_)
     page = (tmp_path / "map" / "report.html").read_text()
-    for words in ("U-matrix", "Hits", "Component planes", "4 x 6, rectangular", "<td>500</td>", *NAMES):
+    for words in ("U-matrix", "Hits", "Component planes", "4 x 6, rectangular", "<td>500</td>", "column twice", *NAMES):
         assert words in page
     assert page.count("<img") == 2 + 3
     lowest = expected.codes_[:, 1].min() * expected.scale_[1] + expected.mean_[1]
@@ -82,6 +83,10 @@ def test_a_map_of_a_table_and_the_places_of_its_rows(folder: Path, tmp_path: Pat
         (["place", "map.safetensors", "empty.parquet"], "empty.parquet has no rows"),
         (["place", "gas.safetensors", "table.parquet"], "gas.safetensors holds no map of a table, but a NeuralGas"),
         (["place", "nowhere", "table.parquet"], "there is nothing at 'nowhere'"),
+        (
+            ["place", "letters", "table.parquet"],
+            "letters is no map of a table: expected a folder that topovq map wrote",
+        ),
     ],
 )
 def test_mistakes_take_one_sentence_and_leave_nothing(folder, monkeypatch, capsys, arguments, problem) -> None:
@@ -93,9 +98,11 @@ def test_mistakes_take_one_sentence_and_leave_nothing(folder, monkeypatch, capsy
     before = sorted(folder.iterdir())
     with pytest.raises(SystemExit, match="2"):
         main([*arguments, "-o", "out.parquet"])
-    error = capsys.readouterr().err
+    captured = capsys.readouterr()
+    error = captured.err
     assert problem in error.replace("\n", " ")
     assert "Traceback" not in error
+    assert "━" not in captured.out, "a bar for what is refused"
     assert sorted(folder.iterdir()) == before
 
 

@@ -165,6 +165,18 @@ def test_a_map_of_a_table_shows_itself_once_it_is_fitted():
     assert "sk-" in html
 
 
+def test_a_map_shows_itself_without_labels_and_while_it_is_moved():
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    som = SelfOrganizingMap((3, 4)).fit(lambda: [x])
+    html = som._repr_html_()
+    assert f"{som.topographic_error_:.1%}" in html
+    assert html.count("<img") == 3
+    html = som.update(som.statistics(x))._repr_html_()
+    assert "11 passes" in html
+    assert "topographic error" not in html
+    assert html.count("<img") == 2
+
+
 def test_plot_draws_codes_distances_and_hits():
     vq = learned(KohonenVQ(4, 12, topology="hexagonal"))
     codes, distances, hits = (ax.collections[0] for ax in vq.plot())

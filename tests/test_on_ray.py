@@ -148,6 +148,8 @@ def test_a_node_is_lost_in_a_fit(nodes: Nodes, work: Path) -> None:
     assert np.array_equal(there.hits_, here.hits_)
     x_ND = np.stack([parquet.read_table(table)[name].to_numpy() for name in "abcd"], 1)
     assert np.array_equal(there.predict(x_ND), here.predict(x_ND))
+    some, weight_N = Rows(table, start=65_536, stop=150_000), np.linspace(0, 2, 150_000 - 65_536)
+    assert there.score(some, sample_weight=weight_N) == here.score(some, sample_weight=weight_N)
     with pytest.raises(ValueError, match="has no column 'z'"):
         SelfOrganizingMap(**options, engine="ray").fit(Rows(table, columns=["z"]))
     with pytest.raises(ValueError, match="takes no sparse matrix"):
@@ -181,7 +183,7 @@ def table_of(work: Path) -> Path:
         for name in ("1.parquet", "2.parquet"):
             x_ND = generator.normal(size=(100_000, 4)).astype(np.float32)
             x_ND[::11, 1] = np.nan
-            columns = dict(zip("abcd", x_ND.T)) | {"w": generator.random(100_000)}
+            columns = dict(zip("abcd", x_ND.T)) | {"w": generator.random(100_000), "city": ["Trento"] * 100_000}
             parquet.write_table(pyarrow.table(columns), folder / name, row_group_size=30_000)
     return folder
 

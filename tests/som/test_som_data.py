@@ -279,7 +279,7 @@ def test_large_numbers_are_learned_from_like_small_ones_or_refused(wine, make):
             make().fit(x)
         with pytest.raises(ValueError, match="the data holds"):
             fitted.predict(x)
-    with pytest.raises(ValueError, match=r"divide the data by a constant, or standardize it$"):
+    with pytest.raises(ValueError, match=r"divide the data by a constant$"):
         make().fit(wine * 1e160)
 
 

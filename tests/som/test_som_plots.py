@@ -139,3 +139,7 @@ def test_what_cannot_be_drawn(iris):
         plots.u_matrix(NeuralGas(4).fit(iris[0]))
     with pytest.raises(ValueError, match="no map to draw"):
         SelfOrganizingMap().plot()
+    moved = SelfOrganizingMap((3, 3)).start(iris[0])
+    with pytest.raises(ValueError, match=r"no rows were counted for these codes.*: give the rows, as X="):
+        moved.plot("hit_map")
+    moved.plot("hit_map", X=iris[0])

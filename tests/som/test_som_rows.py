@@ -227,13 +227,52 @@ def test_sources_that_cannot_be(folder, wine):
         som.fit(rows, sample_weight=[1.0] * 179)
     with pytest.raises(ValueError, match="13 features, but SelfOrganizingMap is expecting 2"):
         SelfOrganizingMap((2, 2)).fit(x[:, :2]).predict(rows)
-    for call in (SelfOrganizingMap((2, 2), rule="online").fit, SelfOrganizingMap().fit(x).transform, som.partial_fit):
-        with pytest.raises(TypeError, match="is read in blocks"):
+    for call in (SelfOrganizingMap((2, 2), rule="online").fit, SelfOrganizingMap().fit(x).transform):
+        with pytest.raises(TypeError, match=r"is read in blocks.*this takes an array"):
             call(rows)
+    for source in (rows, str(folder / "wine.parquet"), folder / "wine.parquet", lambda: [x]):
+        with pytest.raises(TypeError, match="is read in blocks, which `fit` can do: partial_fit takes one batch"):
+            som.partial_fit(source)
     with pytest.raises(ValueError, match="looks at all samples"):
         SelfOrganizingMap((2, 2), init="kmeans++").fit(rows)
     with pytest.raises(ValueError, match="standardize=True needs all rows"):
         SelfOrganizingMap((2, 2), standardize=True).partial_fit(x)
+
+
+def test_weights_are_given_once(folder, wine):
+    x, weight = wine
+    som, rows = SelfOrganizingMap((2, 2)), Rows(folder / "wine.parquet", NAMES, "w")
+    for source, sample_weight, problem in [
+        (rows, weight, "as sample_weight and as weight='w'"),
+        (rows, "w", "as sample_weight and as weight='w'"),
+        (lambda: [(x, weight)], weight, "as sample_weight and by what <lambda> gives"),
+        (Rows(lambda: [(x, weight)], weight=4), None, "in a pair of what <lambda> gives and as weight=4"),
+    ]:
+        with pytest.raises(ValueError, match=f"weights were given twice, {problem}: give one of them"):
+            som.fit(source, sample_weight=sample_weight)
+
+
+def test_a_plan_of_polars_has_no_rows(folder, wine):
+    polars = pytest.importorskip("polars")
+    som, frame = SelfOrganizingMap((2, 2)), polars.DataFrame(wine[0], schema=NAMES)
+    for lazy in (frame.lazy(), Rows(frame.lazy()), lambda: [frame.lazy()]):
+        with pytest.raises(TypeError, match=r"a LazyFrame of polars has no rows yet: give its \.collect\(\)"):
+            som.fit(lazy)
+    with pytest.raises(TypeError, match="a LazyFrame of polars has no rows yet"):
+        som.partial_fit(frame.lazy())
+    np.testing.assert_array_equal(som.fit(frame).codes_, SelfOrganizingMap((2, 2)).fit(wine[0]).codes_)
+
+
+def test_columns_without_values_are_named(tmp_path):
+    values = {"age": [1.0, 2.0], "never seen": pyarrow.array([None, None], pyarrow.float64())}
+    pyarrow.parquet.write_table(pyarrow.table(values), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"features \['never seen'\] have no values, only NaN: remove these columns"):
+        SelfOrganizingMap((2, 2)).fit(tmp_path / "t.parquet")
+
+
+def test_fit_predict_reads_once_more_where_no_labels_are_kept(folder, wine):
+    made = SelfOrganizingMap((3, 3)).fit_predict(Rows(folder / "wine.parquet", NAMES))
+    assert (made == SelfOrganizingMap((3, 3)).fit_predict(wine[0])).all()
 
 
 def test_a_reader_that_is_left_ends_its_thread(folder):
@@ -271,3 +310,34 @@ def test_memory_does_not_grow_with_the_table():
     process = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     few, many = map(float, process.stdout.split())
     assert many - few < 16
+
+
+POOL = """
+import sys
+import pyarrow, pyarrow.dataset
+from topovq.som import SelfOrganizingMap
+path, kind = sys.argv[1:]
+SelfOrganizingMap((2, 2), max_iter=1).fit(pyarrow.dataset.dataset(path) if kind == "dataset" else path)
+print(pyarrow.default_memory_pool().max_memory() / 2**20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "most"), [("path", 100_000, 30), ("path", 2_000_000, 45), ("dataset", 100_000, 70)]
+)
+def test_arrow_keeps_nothing_of_a_file_that_was_read(tmp_path, kind, group, most):
+    """A table of 61 MiB, in small row groups and in one: Arrow has a few blocks of it in memory, of 1 MiB."""
+    x = np.random.default_rng(0).random((4, 2_000_000), dtype=np.float32)
+    table = pyarrow.table({**dict(zip("abcd", x)), "e": x[0], "f": x[1], "g": x[2], "h": x[3]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=group)
+    command = [sys.executable, "-c", POOL, tmp_path / "t.parquet", kind]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(process.stdout) < most
+
+
+def test_a_folder_may_have_files_without_rows_or_row_groups(folder, wine, tmp_path):
+    schema = pyarrow.parquet.read_schema(folder / "wine.parquet")
+    pyarrow.parquet.ParquetWriter(tmp_path / "1.parquet", schema).close()
+    for number in (0, 2):
+        (tmp_path / f"{number}.parquet").write_bytes((folder / "wine.parquet").read_bytes())
+    assert SelfOrganizingMap((2, 2)).fit(Rows(tmp_path, NAMES)).hits_.sum() == 2 * len(wine[0])

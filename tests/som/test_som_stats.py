@@ -68,3 +68,62 @@ def test_what_does_not_fit_is_refused(wine):
         Stats.merge([])
     with pytest.raises(DamagedFile, match="are no statistics"):
         Stats.from_bytes(stats.to_bytes()[:100])
+
+
+def test_statistics_know_which_codes_they_are_of(wine):
+    som = SelfOrganizingMap((3, 3)).start(wine)
+    first = som.statistics(wine)
+    som.update(first)
+    for old in (first, Stats.from_bytes(first.to_bytes()), pickle.loads(pickle.dumps(first)), first + first):
+        with pytest.raises(ValueError, match=r"of other codes \(after 0 passes; the map's had 1\): take statistics"):
+            som.update(old)
+    with pytest.raises(ValueError, match=r"different codes \(after 0 and 1 passes\) do not add up"):
+        first + som.statistics(wine)
+    other = SelfOrganizingMap((3, 3), init="sample", random_state=0).start(wine)
+    with pytest.raises(ValueError, match=r"different codes \(after 0 and 0 passes\)"):
+        first + other.statistics(wine)
+    with pytest.raises(ValueError, match=r"of other codes \(after 0 passes; the map's had 0\)"):
+        other.update(first)
+    # A copy on another machine may differ in the last bits.
+    copy = SelfOrganizingMap((3, 3)).start(wine)
+    copy.codes_ = copy.codes_ * (1 + 1e-12)
+    copy.update(first + copy.statistics(wine))
+    # Sums that somebody made by hand are taken at their word.
+    som.update(Stats(**first))
+    assert som.n_iter_ == 2
+
+
+def test_damaged_bytes_are_refused(wine):
+    data = SelfOrganizingMap((3, 3)).start(wine).statistics(wine).to_bytes()
+    for wrong in (data.replace(b"passes", b"pauses"), data[:-1], b"", data.replace(b"[", b"]", 1)):
+        with pytest.raises(DamagedFile, match="are no statistics"):
+            Stats.from_bytes(wrong)
+
+
+def test_an_update_drops_what_was_measured_of_the_codes_before(wine, tmp_path):
+    som = SelfOrganizingMap((3, 3), max_iter=3).fit(wine).label(wine, np.arange(len(wine)) % 2)
+    som.cluster(2)
+    som.update(som.statistics(wine))
+    for name in ("labels_", "hits_", "quantization_error_", "topographic_error_", "code_clusters_", "code_labels_"):
+        assert not hasattr(som, name), name
+    assert len(som.quantization_errors_) == len(som.radii_) == som.n_iter_ == 4
+    som.save(tmp_path / "map.safetensors")
+    assert (SelfOrganizingMap.load(tmp_path / "map.safetensors").predict(wine) == som.predict(wine)).all()
+
+
+def test_batches_after_an_update_go_on_from_its_codes(wine):
+    """What earlier batches left is of other codes, and has no say."""
+    som = SelfOrganizingMap((3, 3)).partial_fit(wine[:60])
+    som.update(som.statistics(wine))
+    fresh = SelfOrganizingMap.__new__(SelfOrganizingMap)
+    vars(fresh).update({**vars(som), "codes_": som.codes_.copy(), "_running": None})
+    np.testing.assert_array_equal(som.partial_fit(wine[60:]).codes_, fresh.partial_fit(wine[60:]).codes_)
+
+
+def test_rows_that_all_weigh_nothing_are_refused(wine):
+    som, none = SelfOrganizingMap((2, 2)).start(wine), lambda: [(wine, np.zeros(len(wine)))]
+    for call in (SelfOrganizingMap((2, 2)).fit, som.score, som.measures, lambda rows: som.update(som.statistics(rows))):
+        with pytest.raises(ValueError, match="must contain at least one non-zero number"):
+            call(none)
+    # A part may weigh nothing: the others speak.
+    assert np.isfinite(som.update(som.statistics(none) + som.statistics(wine)).codes_).all()

@@ -269,3 +269,26 @@ def test_an_archive_whose_directory_starts_before_it_is_named(written: Callable[
     path.write_bytes(whole[len(whole) // 2 :] + whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"t\.npz is damaged"):
         read(path)
+
+
+READ = """
+import sys
+from pathlib import Path
+import pyarrow
+from topovq.tokenizer.tokenfile import read_tokens
+print(sum(len(names) for names, _ in read_tokens(Path(sys.argv[1]), 256)))
+print(pyarrow.default_memory_pool().max_memory() / 2**20)
+"""
+
+
+def test_reading_tokens_keeps_none_of_them_in_memory(tmp_path: Path) -> None:
+    """20,000 images of 1,024 tokens of 16 bits: 39 MiB on disk, and Arrow has a part of it at a time."""
+    random = torch.Generator().manual_seed(0)
+    with open_writer(tmp_path / "t.parquet", [(32, 32)], 65536) as writer:
+        for first in range(0, 20_000, 1000):
+            tokens = torch.randint(65536, (1000, 32, 32), generator=random)
+            writer.write([f"{first + i}.png" for i in range(1000)], [tokens])
+    command = [sys.executable, "-c", READ, str(tmp_path / "t.parquet")]
+    images, most = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(images) == 20_000
+    assert float(most) < 20

@@ -71,6 +71,8 @@ class Map(OnEngine):
             som.fit(rows)
         som.set_params(engine="local")  # whoever loads the map may have no cluster
         told = {"table": str(self.table), "rows": f"{rows.reader().n:,}", "columns": f"{som.n_features_in_:,}"}
+        if self.weight is not None:
+            told["weights"] = f"column {self.weight}"
         with atomic_folder(self.out) as folder:
             som.save(folder / MAP_FILE)
             write_map_page(som, folder / REPORT_FILE, self.out.resolve().name, told)
@@ -101,6 +103,11 @@ class Place(OnEngine):
         refuse_to_overwrite(self.out, self.force)
         if self.out.suffix != ".parquet":
             raise ValueError(f"{self.out} must end in .parquet, which is what is written")
+        if self.map.is_dir() and not (self.map / MAP_FILE).is_file():
+            raise ValueError(
+                f"{self.map} is no map of a table: expected a folder that topovq map wrote, with {MAP_FILE} in it, or "
+                "a file that SelfOrganizingMap.save wrote"
+            )
         som = load(self.map)
         if not isinstance(som, SelfOrganizingMap):
             raise ValueError(f"{self.map} holds no map of a table, but a {type(som).__name__}")

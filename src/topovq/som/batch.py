@@ -15,9 +15,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from topovq.som.codes import CodesEstimator
-from topovq.som.passes import Passes, Scaling, check_columns
+from topovq.som.passes import Passes, Scaling, check_columns, check_weight
 from topovq.som.questions import Question
-from topovq.som.stats import Stats
+from topovq.som.stats import Asked, Stats
+
+# What a fit says of its codes, which is not true of those after another update
+MEASURED = (
+    "labels_", "hits_", "edges_", "quantization_error_", "topographic_error_", "code_clusters_", "code_labels_",
+    "class_shares_", "classes_",
+)  # fmt: skip
 
 
 class BatchEstimator(CodesEstimator):
@@ -44,31 +50,48 @@ class BatchEstimator(CodesEstimator):
         """
         passes = self._fitted_passes(X, sample_weight)
         with self._threads():
-            return passes.added(self._question(passes))
+            return passes.added(self._question(passes)).of(Asked.about(self.codes_, self.n_iter_))
 
     def update(self, stats: Stats) -> Self:
-        """Move the codes by one pass of the batch rule, of which `statistics` said this about all rows."""
+        """Move the codes by one pass of the batch rule, of which `statistics` said this about all rows.
+
+        Statistics are good for one update: after it the codes are others. The radius (of a neural gas, the range)
+        falls until pass `max_iter`; passes beyond have its end value, so go on as long as the error falls. What was
+        measured of the codes before, such as `labels_` and `hits_`, is dropped.
+        """
         check_is_fitted(self, "codes_")
         count, dim = self.codes_.shape
         found = {name: tuple(stats[name].shape) for name in ("sums", "weights") if name in stats}
         if found.get("sums") != (count, dim) or found.get("weights") not in ((count, 1), (count, dim)):
             raise ValueError(f"{stats} is not of {count} codes of {dim} features: expected what statistics(X) gives")
+        if stats.asked is not None and not stats.asked.like(Asked.about(self.codes_, self.n_iter_)):
+            raise ValueError(
+                f"these statistics are of other codes (after {stats.asked.passes} passes; the map's had "
+                f"{self.n_iter_}): take statistics(X) anew after each update"
+            )
+        check_weight(stats)
+        for name in [name for name in MEASURED if name in vars(self)]:
+            delattr(self, name)
+        self._running = None
+        self._move(stats)
+        return self
+
+    def _move(self, stats: Stats) -> None:
         self.codes_ = self._moved(stats, torch.from_numpy(self.codes_).to(stats["sums"].device)).cpu().numpy()
         self._record(float(stats["error"] / stats["weight"]))
-        return self
 
     def _fit(self, passes: Passes, say: Callable[[str], None] = lambda title: None) -> None:
         """The start and all passes, then what is measured of the codes."""
         self._begin(passes)
         while self.n_iter_ < self.max_iter and not self._converged():
-            self.update(passes.added(self._question(passes)))
+            self._move(passes.added(self._question(passes)))
             say(f"pass {self.n_iter_}, quantization error {self.quantization_errors_[-1]:.4g}")
         self._finish(passes)
 
     def _begin(self, passes: Passes) -> None:
         """Everything a fit starts from; what an earlier fit left is forgotten."""
         self._forget()
-        check_columns(passes)
+        check_columns(passes, getattr(self, "feature_names_in_", None))
         if getattr(self, "standardize", False):
             scaling = Scaling(passes.mean_D, passes.deviation())
             passes.standardize(scaling)

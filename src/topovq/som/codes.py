@@ -27,7 +27,8 @@ from torch import Tensor
 from topovq.ops.search import check_metric
 from topovq.quantizers.arguments import refuse_arguments
 from topovq.som import saving
-from topovq.som.passes import Passes, Scaling, TablePasses, check_size, table_of
+from topovq.som.checks import check_choice, checked_tensor, chosen_device, like_input
+from topovq.som.passes import Passes, Scaling, TablePasses, check_size, check_weight, table_of
 from topovq.som.questions import Closest, Errors
 from topovq.som.rows import ReadPasses, Rows, as_rows
 from topovq.som.tables import DenseTable, SparseTable, Table
@@ -81,14 +82,16 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             return like_input(table.distances(self._codes(table), self.metric), X)
 
     def fit_predict(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
-        """`fit(X).labels_`."""
-        return like_input(torch.from_numpy(self.fit(X, y, **fit_params).labels_), X)
+        """`fit(X).labels_`; of a table that is read, whose labels a fit does not keep, `fit(X).predict(X)`."""
+        self.fit(X, y, **fit_params)
+        return like_input(torch.from_numpy(self.labels_), X) if hasattr(self, "labels_") else self.predict(X)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the mean distance of a sample to its closest code: higher is better."""
         passes = self._fitted_passes(X, sample_weight)
         with self._threads():
             errors = passes.added(Errors(self._codes(passes), self.metric))
+        check_weight(errors)
         return -float(errors["error"] / errors["weight"])
 
     # Fitting
@@ -97,6 +100,12 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """Whether X was an iterable of batches (a generator, a DataLoader); each then went to `partial_fit`."""
         table = isinstance(X, (Tensor, np.ndarray, list, tuple, str)) or scipy.sparse.issparse(X)
         if table or hasattr(X, "shape") or hasattr(X, "__array__") or not isinstance(X, Iterable):
+            rows = as_rows(X)
+            if rows is not None and not isinstance(X, np.memmap):
+                raise TypeError(
+                    f"{rows.source!r:.80} is read in blocks, which `fit` can do: partial_fit takes one batch, such as "
+                    "an array, or an iterable of batches"
+                )
             return False
         if sample_weight is not None:
             raise ValueError("sample_weight goes with one batch, but X is an iterable of them: call once for each")
@@ -215,8 +224,8 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         rows = as_rows(X)
         if rows is not None and not isinstance(X, np.memmap):
             raise TypeError(
-                f"{rows.source!r:.80} is read in blocks, which `fit` (with rule='batch') and `predict` can do: "
-                "this takes an array"
+                f"{rows.source!r:.80} is read in blocks, which `predict` can do, and `fit` of a SelfOrganizingMap with "
+                "rule='batch' or of a NeuralGas: this takes an array"
             )
         x_ND = self._checked(X, reset=reset)
         if not isinstance(x_ND, Tensor):
@@ -247,6 +256,10 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _read(self, rows: Rows, sample_weight: Any, *, reset: bool) -> Passes:
         check_metric(self.metric)
+        if sample_weight is not None and rows.weight is not None:
+            raise ValueError(
+                f"weights were given twice, as sample_weight and as weight={rows.weight!r}: give one of them"
+            )
         if isinstance(sample_weight, str):
             rows, sample_weight = rows.weighted(sample_weight), None
         reader = rows.reader(None if reset else getattr(self, "feature_names_in_", None))
@@ -347,47 +360,3 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def chosen_device(device: str | torch.device) -> torch.device:
-    """ "auto" is CUDA where there is one (tensors stay on their own device: the caller sees to that)."""
-    if isinstance(device, str) and device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
-
-
-def checked_tensor(x_ND: Tensor) -> Tensor:
-    """A float32 or float64 matrix of at least one row and one column, without infinities."""
-    if x_ND.ndim != 2 or x_ND.shape[0] < 1 or x_ND.shape[1] < 1:
-        raise ValueError(f"a tensor of shape {tuple(x_ND.shape)} is no table: expected [samples, features], not empty")
-    if x_ND.is_complex():
-        raise ValueError(f"complex data is not supported, got {x_ND.dtype}: expected real numbers")
-    x_ND = x_ND.detach()
-    if not x_ND.is_floating_point():
-        x_ND = x_ND.double()
-    x_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32)).contiguous()
-    if bool(x_ND.isinf().any()):
-        raise ValueError("the tensor contains infinity: replace it, or put NaN where a value is missing")
-    return x_ND
-
-
-def like_input(value: Tensor, X: Any) -> Any:
-    """A tensor on X's device where X is one, else a NumPy array."""
-    return value.to(X.device) if isinstance(X, Tensor) else value.cpu().numpy()
-
-
-def weighted_mean(value_N: Tensor, weight_N: Tensor) -> float:
-    return float((value_N.double() @ weight_N.double()) / weight_N.double().sum())
-
-
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    if value not in tuple(choices):
-        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}")
-
-
-def check_number(name: str, value: Any, *, low: float, high: float = float("inf"), whole: bool = False) -> None:
-    """Refuse a parameter that is not a finite number from `low` to `high` (a whole one)."""
-    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not (low <= value <= high and np.isfinite(value)):
-        upper = f" and at most {high:g}" if np.isfinite(high) else ""
-        raise ValueError(f"{name}={value!r} must be {'an int' if whole else 'a number'} of at least {low:g}{upper}")

@@ -19,13 +19,8 @@ from topovq.neighborhood import NEIGHBORHOODS, Neighborhood, Schedule
 from topovq.som import learn
 from topovq.som.bar import bar
 from topovq.som.batch import BatchEstimator
-from topovq.som.codes import (
-    check_choice,
-    check_number,
-    like_input,
-    weighted_mean,
-)
-from topovq.som.passes import Passes, TablePasses
+from topovq.som.checks import check_choice, check_number, like_input, weighted_mean
+from topovq.som.passes import Passes, TablePasses, check_weight
 from topovq.som.questions import Distortion, Errors, Members
 from topovq.som.start import initial_codes, map_places, passes_of_start
 from topovq.som.stats import Stats
@@ -325,6 +320,7 @@ class SelfOrganizingMap(BatchEstimator):
         with self._threads():
             codes_KD = self._codes(passes)
             told = passes.added(Errors(codes_KD, self.metric, self.grid_))
+            check_weight(told)
             reach = Distortion(codes_KD, self.metric, self._plan().neighborhood, self.max_iter)
             distortion = passes.added(reach)["distortion"]
             everywhere = torch.from_numpy(self.codes_).double()

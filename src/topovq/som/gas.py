@@ -17,7 +17,7 @@ from torch import Tensor
 
 from topovq.neighborhood import Schedule
 from topovq.som.batch import BatchEstimator
-from topovq.som.codes import check_number
+from topovq.som.checks import check_number
 from topovq.som.learn import divided
 from topovq.som.passes import Passes, TablePasses
 from topovq.som.questions import Errors, Ranks

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from sklearn.utils import check_random_state
 
-from topovq.som.codes import CodesEstimator, check_number, weighted_mean
+from topovq.som.checks import check_number, weighted_mean
+from topovq.som.codes import CodesEstimator
 from topovq.som.passes import TablePasses, check_columns
 from topovq.som.tables import Table
 
@@ -97,7 +98,7 @@ class GrowingNeuralGas(CodesEstimator):
         """Two codes at samples, joined; where there is one sample, both are there."""
         weight_N = torch.ones(table.n, dtype=table.dtype, device=table.device)
         self._forget()
-        check_columns(TablePasses([table], [weight_N]))
+        check_columns(TablePasses([table], [weight_N]), getattr(self, "feature_names_in_", None))
         chosen = random.choice(table.n, 2, replace=table.n < 2)
         codes = table.dense(chosen)
         codes = np.where(np.isnan(codes), table.mean(weight_N).cpu().numpy(), codes)

@@ -191,17 +191,25 @@ def check_size(values: Tensor) -> bool:
         fits = values.dtype == torch.float32 and largest <= LARGEST[torch.float64]
         raise ValueError(
             f"the data holds {largest:.3g}, but at most {limit:.2g} can be squared and added up in {values.dtype}: "
-            f"divide the data by a constant, or standardize it{', or give it as float64' if fits else ''}"
+            f"divide the data by a constant{', or give it as float64' if fits else ''}"
         )
     return complete
 
 
-def check_columns(passes: Passes) -> None:
-    """Refuse features without a single value: no code could have one there."""
+def check_columns(passes: Passes, names: Sequence[str] | None = None) -> None:
+    """Refuse rows without any weight, and features without a single value: no code could have one there."""
+    check_weight(passes.moments)
     empty_D = passes.moments["seen"] == 0
-    if bool(empty_D.any()) and float(passes.moments["weight"]) > 0:
+    if bool(empty_D.any()):
         columns = empty_D.nonzero()[:, 0].tolist()
-        raise ValueError(f"features {columns} have no values, only NaN: remove these columns")
+        told = columns if names is None else [str(names[column]) for column in columns]
+        raise ValueError(f"features {told} have no values, only NaN: remove these columns")
+
+
+def check_weight(stats: Stats) -> None:
+    """Refuse sums over rows that all weigh nothing, in the words that scikit-learn has for arrays."""
+    if float(stats["weight"]) == 0:
+        raise ValueError("Sample weights must contain at least one non-zero number.")
 
 
 def all_rows(passes: Passes) -> Table:

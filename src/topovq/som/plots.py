@@ -71,6 +71,8 @@ def hit_map(som: SelfOrganizingMap, X: Any = None, ax: Axes | None = None, cmap:
     """How many samples of X (default: those of the fit) each code is closest to."""
     _check_map(som)
     if X is None and not hasattr(som, "labels_"):  # it was fitted to a table that was read
+        if not hasattr(som, "hits_"):
+            raise ValueError("no rows were counted for these codes, which update moved: give the rows, as X=")
         hits = som.hits_
     else:
         index = som.labels_ if X is None else np.asarray(som.predict(X))

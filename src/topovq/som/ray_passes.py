@@ -23,6 +23,7 @@ from topovq.som.rows import ReadPasses, Rows
 from topovq.som.stats import Stats
 
 PARTS = 256  # at most: each comes back as one Stats
+Part = tuple[Rows, str, np.ndarray | None]  # rows, the device to look at them, their sample_weight
 
 
 class RayPasses(ReadPasses):
@@ -60,24 +61,26 @@ class RayPasses(ReadPasses):
                 yield told
 
 
-def _parts(here: ReadPasses, names: Any, device: str) -> list[tuple[Rows, Any, str, np.ndarray | None]]:
+def _parts(here: ReadPasses, names: Any, device: str) -> list[Part]:
     """The rows in parts, which each begin where a block does."""
     rows = here.rows
     source = Path(rows.source).resolve() if isinstance(rows.source, (str, Path)) else rows.source
-    whole = Rows(source, rows.columns, rows.weight, start=rows.start, stop=rows.stop)
+    columns = names if rows.columns is None else rows.columns  # a map's own, where its table has others beside them
+    whole = Rows(source, columns, rows.weight, start=rows.start, stop=rows.stop)
     parts = []
     for part in whole.parts(PARTS, device):
-        weight_N = None if here.sample_weight is None else here.sample_weight[part.start : part.stop]
+        given = slice(part.start - rows.start, None if part.stop is None else part.stop - rows.start)
+        weight_N = None if here.sample_weight is None else here.sample_weight[given]
         if isinstance(source, np.ndarray):  # its rows alone are sent
             part = Rows(np.asarray(source[part.start : part.stop]), rows.columns, rows.weight)
-        parts.append((part, names, device, weight_N))
+        parts.append((part, device, weight_N))
     return parts
 
 
-def _ask(part: tuple[Rows, Any, str, np.ndarray | None], held: tuple[Question, Any, bool]) -> tuple[int, list[Any]]:
+def _ask(part: Part, held: tuple[Question, Any, bool]) -> tuple[int, list[Any]]:
     """On the cluster: how many rows there are, and what they say, added up or block by block."""
-    (rows, names, device, weight_N), (question, prepared, add) = part, held
-    passes = ReadPasses(rows, rows.reader(names), torch.device(device), weight_N, prepared)
+    (rows, device, weight_N), (question, prepared, add) = part, held
+    passes = ReadPasses(rows, rows.reader(), torch.device(device), weight_N, prepared)
     if add:
         return passes.n or 0, [passes.added(question)]  # Stats travel on the CPU by themselves
     blocks = ([value if value is None else value.cpu() for value in told] for told in passes.told(question))

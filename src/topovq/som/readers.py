@@ -19,6 +19,8 @@ from topovq.missing import MissingExtra
 from topovq.storage import DamagedFile
 
 Piece = tuple[Tensor, Tensor | None]
+# Arrow keeps all that it read of a file, up to its end, unless it is told to read as it goes.
+AS_IT_GOES = {"pre_buffer": False, "buffer_size": 1 << 16}
 
 
 class Reader:
@@ -67,7 +69,7 @@ class Parquet(Reader):
 
     def _open(self, path: Path) -> Any:
         try:
-            return self.arrow.parquet.ParquetFile(path)
+            return self.arrow.parquet.ParquetFile(path, **AS_IT_GOES)
         except (self.arrow.ArrowException, OSError) as error:
             raise DamagedFile(f"{path} is cut off, damaged or no Parquet file: {_sentence(error)}") from None
 
@@ -84,7 +86,9 @@ class Parquet(Reader):
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         ends = np.cumsum(sizes)
         groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
-        at = int(ends[groups[0]] - sizes[groups[0]]) if groups else 0
+        if not groups:  # a file without rows, of which some versions of pyarrow cannot read nothing
+            return
+        at = int(ends[groups[0]] - sizes[groups[0]])
         wanted = [*self.names, *([self.weight] if self.weight is not None else [])]  # type: ignore[misc]
         try:
             for batch in file.iter_batches(size, row_groups=groups, columns=list(dict.fromkeys(wanted))):
@@ -106,6 +110,11 @@ class Dataset(Reader):
         if weight is not None:
             _kind(dataset.schema, weight, self.name)
         self.n = self._tried(dataset.count_rows)
+        self.how = {"batch_readahead": 1, "fragment_readahead": 1}
+        usual = self.arrow.dataset.ParquetFragmentScanOptions()
+        if getattr(getattr(dataset, "format", None), "default_fragment_scan_options", None) == usual:
+            options = self.arrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, **AS_IT_GOES)
+            self.how["fragment_scan_options"] = options
 
     def _tried(self, call: Callable[[], Any]) -> Any:
         try:
@@ -115,9 +124,7 @@ class Dataset(Reader):
 
     def pieces(self, size: int, start: int, stop: int | None) -> Iterator[Piece]:
         wanted = [*self.names, *([self.weight] if self.weight is not None else [])]  # type: ignore[misc]
-        batches = self.dataset.to_batches(
-            columns=list(dict.fromkeys(wanted)), batch_size=size, batch_readahead=1, fragment_readahead=1
-        )
+        batches = self.dataset.to_batches(columns=list(dict.fromkeys(wanted)), batch_size=size, **self.how)
         while (batch := self._tried(lambda: next(batches, None))) is not None:
             if batch.num_rows:
                 yield from_arrow(batch, self.names, self.weight, self.dtype, self.name)
@@ -161,6 +168,7 @@ class Batches(Reader):
         if first is None:
             raise ValueError(f"{self.name} has no rows: expected at least one batch")
         batch = first[0] if isinstance(first, tuple) else first
+        refuse_lazy(batch)
         if (schema := getattr(batch, "schema", None)) is not None and hasattr(batch, "num_rows"):
             self.names = choose(schema.names, names if columns is None else columns, weight, self.name)
             kinds = [_kind(schema, name, self.name) for name in self.names]
@@ -190,6 +198,11 @@ class Batches(Reader):
             batch, weight = given if isinstance(given, tuple) else (given, None)
             x_ND, weight_N = self._of_batch(batch)
             if weight is not None:
+                if weight_N is not None:
+                    raise ValueError(
+                        f"weights were given twice, in a pair of {self.name} and as weight={self.weight!r}: "
+                        "give one of them"
+                    )
                 weight_N = torch.as_tensor(np.asarray(weight) if not isinstance(weight, Tensor) else weight)
                 if weight_N.shape != x_ND.shape[:1]:
                     raise ValueError(
@@ -233,6 +246,15 @@ def choose(there: Sequence[str], columns: Sequence[str] | None, weight: str | No
     if not wanted:
         raise ValueError(f"{where} has no columns to make a map of: expected at least one")
     return wanted
+
+
+def refuse_lazy(X: Any) -> None:
+    """Refuse a frame of polars that is a plan, and has no rows yet."""
+    if type(X).__name__ == "LazyFrame" and type(X).__module__.startswith("polars"):
+        raise TypeError(
+            "a LazyFrame of polars has no rows yet: give its .collect(), or the path of its Parquet file, which is "
+            "read in blocks"
+        )
 
 
 def numbered(count: int, columns: Sequence[int] | None, weight: int | None, where: str) -> list[int]:
@@ -304,6 +326,7 @@ def arrow() -> Any:
     """pyarrow with its Parquet files."""
     try:
         import pyarrow
+        import pyarrow.dataset
         import pyarrow.parquet
     except ImportError:
         raise MissingExtra("pyarrow, which Parquet files and Arrow need,", "som") from None

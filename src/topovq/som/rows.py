@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from topovq.som.passes import Block, Passes, Scaling, rows_of_block, table_of
-from topovq.som.readers import Array, Batches, Dataset, Parquet, Piece, Reader
+from topovq.som.readers import Array, Batches, Dataset, Parquet, Piece, Reader, refuse_lazy
 
 
 class Rows:
@@ -47,6 +47,7 @@ class Rows:
         """The source, opened: columns and types are checked. `names` are used where nobody chose columns."""
         columns = names if self.columns is None else self.columns
         how = columns, self.weight
+        refuse_lazy(self.source)
         if isinstance(self.source, (str, os.PathLike)):
             reader: Reader = Parquet(Path(self.source), *how)
         elif type(self.source).__module__.startswith("pyarrow"):
@@ -64,6 +65,8 @@ class Rows:
             if not reader.ranges or reader.n is None:
                 raise ValueError(f"{reader.name} cannot be read from row {self.start} to {self.stop}")
             reader.n = min(reader.n, reader.n if self.stop is None else self.stop) - self.start
+        if reader.n is not None and reader.n <= 0:
+            raise ValueError(f"{reader.name} has no rows: expected at least one")
         return reader
 
     def parts(self, count: int, device: str | torch.device = "cpu") -> list[Rows]:
@@ -84,6 +87,7 @@ def as_rows(X: Any) -> Rows | None:
     """X as Rows if it is one, or is read in blocks; None for an array in memory and its like."""
     if isinstance(X, Rows):
         return X
+    refuse_lazy(X)
     if isinstance(X, Iterator):
         raise TypeError(f"{X!r:.60} can be read once, and a fit reads often: give a function that makes it")
     dataset = type(X).__module__ == "pyarrow._dataset"
@@ -116,6 +120,10 @@ class ReadPasses(Passes):
                     f"{self.reader.name} contains infinity: replace it, or put NaN where a value is missing"
                 )
             if self.sample_weight is not None:
+                if weight_N is not None:
+                    raise ValueError(
+                        f"weights were given twice, as sample_weight and by {self.reader.name}: give one of them"
+                    )
                 weight_N = torch.from_numpy(self.sample_weight[seen : seen + len(x_ND)])
                 if len(weight_N) < len(x_ND):
                     raise ValueError(f"sample_weight has {len(self.sample_weight):,} entries, but there are more rows")

@@ -154,7 +154,9 @@ def read_parquet(path: Path, batch_size: int) -> Iterator[Batch]:
     # Names as a dictionary: a long one that repeats would otherwise take its length times the rows.
     schema = arrow.parquet.read_schema(path)
     named = ["image"] * ("image" in schema.names)
-    with arrow.parquet.ParquetFile(path, page_checksum_verification=True, read_dictionary=named) as file:
+    # Arrow keeps all that it read of a file, up to its end, unless it is told to read as it goes.
+    as_it_goes = {"pre_buffer": False, "buffer_size": 1 << 16}
+    with arrow.parquet.ParquetFile(path, page_checksum_verification=True, read_dictionary=named, **as_it_goes) as file:
         shapes = _told_shapes(file.schema_arrow.metadata or {})
         _check_types(arrow, file.schema_arrow, shapes)
         _check_numbers(path, shapes)

@@ -71,7 +71,7 @@ def _planes(som: SelfOrganizingMap, names: list[str], budget: int) -> str:
     return (
         f'<h2>Component planes</h2>\n<p class="note">The value of the codes in {rest}, in the units of the table, at '
         f"their places on the map: from the lowest (dark) to the highest (bright).</p>\n"
-        f'<div class="pairs">{_pictures(som, captions, 240, budget)}</div>'
+        f'<div class="planes">{_pictures(som, captions, 240, budget)}</div>'
     )
 
 
