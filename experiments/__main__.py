@@ -15,10 +15,11 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from experiments import clients, prior_study
-from experiments.figures import FIGURES, draw, figures_of, needs
-from experiments.parts import FROM_RECORDS, TRACED
+from experiments import clients
+from experiments.draw import draw
+from experiments.figures import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
 from experiments.plots import save
+from experiments.prior import table as prior
 from experiments.runs import Records, missing, run_all
 from experiments.scale import draw_scale, make_scale
 from experiments.specs import CLIENTS, PRIOR, QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
@@ -30,7 +31,7 @@ from topovq.tokenizer.models import check_name
 EVERYTHING = "all"
 STUDIES = {  # what runs, what makes the table, what draws it
     CLIENTS: (clients.run_missing, clients.make_clients, clients.draw_clients),
-    PRIOR: (prior_study.run_missing, prior_study.make_prior_table, prior_study.draw_prior),
+    PRIOR: (prior.run_missing, prior.make_prior_table, prior.draw_prior),
 }
 MOST_QUICK_JOBS = 4  # processes of the quick version: each takes seconds to start
 PROGRAM = "python -m experiments"

@@ -15,9 +15,9 @@ import pytest
 from made_records import lines_of, write_record
 from PIL import Image
 
+from experiments import draw as drawing
 from experiments import figures
-from experiments.figures import FIGURES, figures_of, panels
-from experiments.parts import FROM_RECORDS, QUICK_SIZE, TRACED, Search
+from experiments.figures import FIGURES, FROM_RECORDS, QUICK_SIZE, TRACED, Search, figures_of, panels
 from experiments.plots import Look, curve, draw_losses, draw_perplexities, weights
 from experiments.runs import Records
 from experiments.specs import Options
@@ -34,7 +34,7 @@ def needs(name: str, **options: Any) -> list[TrainConfig]:
 
 def draw(name: str, runs: Path, out: Path, *, source: Any = None, **options: Any) -> list[Path]:
     """From the runs there and no others."""
-    return figures.draw(name, Options(**{"runs": runs, "out": out, "records": (), **options}), source)
+    return drawing.draw(name, Options(**{"runs": runs, "out": out, "records": (), **options}), source)
 
 
 def test_neighborhoods_are_the_formulas() -> None:

@@ -12,10 +12,10 @@ from made_records import lines_of, write_record
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments import paper_run
-from experiments.measured import read_failed, read_measured
-from experiments.paper import ZERO, groups, large_groups, traced
-from experiments.paper_run import collect, main, plan, unpack_cifar10
+from experiments.paper import run as paper_run
+from experiments.paper.groups import ZERO, groups, large_groups, traced
+from experiments.paper.measured import read_failed, read_measured
+from experiments.paper.run import collect, main, plan, unpack_cifar10
 from experiments.runs import Records, resolved
 from experiments.specs import cells
 from topovq.tokenizer.training import TrainConfig, read_record

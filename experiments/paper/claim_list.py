@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.claims import (
+from experiments.paper.claims import (
     DIFFERS,
     NOT_RUN,
     SAME,
@@ -26,7 +26,7 @@ from experiments.claims import (
     speedups,
     steps,
 )
-from experiments.paper import EMA, HARD, SHORT
+from experiments.paper.groups import EMA, HARD, SHORT
 from experiments.runs import Record, Records
 from experiments.specs import Cell
 from experiments.tables import Row
