@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from topovq.grid import Grid, check_range
 from topovq.pretrained import HubModule
-from topovq.prior.head import FlatHead, Head, MapHead, check_drawing
+from topovq.prior.choosing import check_drawing
+from topovq.prior.head import FlatHead, Head, MapHead
 from topovq.prior.layers import Block, TokenInput, rotary_turns
 from topovq.storage import CONFIG, WEIGHTS, write_files
 
