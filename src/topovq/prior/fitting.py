@@ -19,14 +19,21 @@ from torch import Tensor, nn
 
 from topovq.distributed import World, join_world, pick_device
 from topovq.prior.corpus import Corpus, make_corpus, tokenizer_folder
-from topovq.prior.settings import IDENTITY, PriorConfig, check_started
+from topovq.prior.settings import PriorConfig, check_started
 from topovq.prior.transformer import KIND, Prior, maps_of
 from topovq.storage import model_id, write_files
 from topovq.tokenizer.data.order import order_slice
 from topovq.tokenizer.data.source import rank_rows
 from topovq.tokenizer.models import Tokenizer, load_pretrained
 from topovq.tokenizer.training.alone import alone
-from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from topovq.tokenizer.training.checkpoint import (
+    checkpoints,
+    generators,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+    set_generators,
+)
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.progress import SMALL, Reporter
 from topovq.tokenizer.training.record import RECORD_FILE, Record, environment
@@ -253,17 +260,12 @@ class Fit:
         state = load_checkpoint(checkpoint, self.prior, self.optimizer, self.world.device)
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
         self.validation, self.losses = state["validation"], state["losses"]
-        if len(state["rng"]) == self.world.size:
-            torch.set_rng_state(state["rng"][self.world.rank])
-            if self.world.device.type == "cuda" and state["cuda_rng"]:
-                torch.cuda.set_rng_state(state["cuda_rng"][self.world.rank], self.world.device)
+        set_generators(state, self.world)
 
     def _save(self) -> None:
-        cuda = self.world.device.type == "cuda"
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict()["state"],
-            "rng": self.world.gather(torch.get_rng_state()),
-            "cuda_rng": self.world.gather(torch.cuda.get_rng_state(self.world.device)) if cuda else [],
+            **generators(self.world),
             "seconds": self.seconds,
             "best": self.best,
             "validation": self.validation,
@@ -271,9 +273,8 @@ class Fit:
             "losses": self.losses,
         }
         if self.world.leads:
-            told = self.config.as_dict()
-            identity = {name: told[name] for name in IDENTITY}
-            save_checkpoint(self.folder, self.step, self.prior, state, self.config.keep_checkpoints, identity)
+            keep = self.config.keep_checkpoints
+            save_checkpoint(self.folder, self.step, self.prior, state, keep, self.config.identity)
         self.world.wait()
 
     def _stop(self, stop: StopRequest) -> NoReturn:

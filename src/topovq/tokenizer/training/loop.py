@@ -29,11 +29,13 @@ from topovq.tokenizer.training.alone import alone
 from topovq.tokenizer.training.card import write_card
 from topovq.tokenizer.training.checkpoint import (
     checkpoints,
+    generators,
     load_checkpoint,
     load_newest,
     save_checkpoint,
+    set_generators,
 )
-from topovq.tokenizer.training.config import IDENTITY, TrainConfig
+from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.cost import LAST, Cost
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import Validation
@@ -248,19 +250,12 @@ class Run:
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
         self.validation, self.skipped = state["validation"], state["skipped"]
         self.health = state.get("health", {})
-        if len(state["rng"]) == self.world.size:  # another number of processes has no generator state of its own
-            torch.set_rng_state(state["rng"][self.world.rank])
-            if self.world.device.type == "cuda" and state["cuda_rng"]:
-                torch.cuda.set_rng_state(state["cuda_rng"][self.world.rank], self.world.device)
+        set_generators(state, self.world)
 
     def _save(self) -> None:
-        cuda = self.world.device.type == "cuda"
-        rng = self.world.gather(torch.get_rng_state())
-        cuda_rng = self.world.gather(torch.cuda.get_rng_state(self.world.device)) if cuda else []
         state = {
             "optimizer": self.optimizer.state_dict()["state"],
-            "rng": rng,
-            "cuda_rng": cuda_rng,
+            **generators(self.world),
             "seconds": self.seconds,
             "best": self.best,
             "validation": self.validation,
@@ -268,9 +263,8 @@ class Run:
             "health": self.health,
         }
         if self.world.leads:
-            told = self.config.as_dict()
-            identity = {name: told[name] for name in IDENTITY}
-            save_checkpoint(self.folder, self.step, self.model, state, self.config.keep_checkpoints, identity)
+            keep = self.config.keep_checkpoints
+            save_checkpoint(self.folder, self.step, self.model, state, keep, self.config.identity)
         self.world.wait()
 
     def _validate(self, reporter: Reporter, stop: StopRequest) -> None:
