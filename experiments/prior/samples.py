@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -28,6 +27,7 @@ from torch import Tensor
 from experiments.prior.books import Images, Tokens, decode
 from experiments.prior.tokens import error_rows, sizes
 from topovq.prior import Prior
+from topovq.prior.generate import sheet
 from topovq.prior.nearest import find_nearest
 
 SAMPLES = 10_000
@@ -56,8 +56,8 @@ def look_at(prior: Prior, tokens: Tokens, images: Images, vgg: Path | None, out:
     train = images[0].permute(0, 3, 1, 2)
     if train.shape[2:] == pixels.shape[2:]:
         near = find_nearest(pixels[:BESIDE], train.split(AT_ONCE), NEAREST)
-        _save(_sheet(near.beside(pixels[:BESIDE]), NEAREST + 1), out / f"nearest-{name}.webp")
-    _save(_sheet(pixels[:SHOWN], 16), out / f"samples-{name}.webp")
+        _save(sheet(near.beside(pixels[:BESIDE]), NEAREST + 1), out / f"nearest-{name}.webp")
+    _save(sheet(pixels[:SHOWN], 16), out / f"samples-{name}.webp")
     if vgg is not None and train.shape[2:] == pixels.shape[2:]:
         figures |= distances(VGG(vgg, device), pixels, train, tokens)
     if tokens.model.quantizers[0].maps:
@@ -93,19 +93,9 @@ def distances(vgg: VGG, pixels: Tensor, train: Tensor, tokens: Tokens) -> dict[s
     }
 
 
-def _sheet(images: Tensor, columns: int, gap: int = 2) -> np.ndarray:
-    """uint8 [N, 3, S, S] side by side, with white between them."""
-    array = images.permute(0, 2, 3, 1).cpu().numpy()
-    side = array.shape[1] + gap
-    sheet = np.full((-(-len(array) // columns) * side - gap, columns * side - gap, 3), 255, np.uint8)
-    for number, image in enumerate(array):
-        top, left = number // columns * side, number % columns * side
-        sheet[top : top + side - gap, left : left + side - gap] = image
-    return sheet
-
-
-def _save(sheet: np.ndarray, path: Path) -> None:
-    larger = Image.fromarray(sheet).resize((2 * sheet.shape[1], 2 * sheet.shape[0]), Image.Resampling.NEAREST)
+def _save(sheet_CHW: Tensor, path: Path) -> None:
+    image = Image.fromarray(sheet_CHW.permute(1, 2, 0).numpy())
+    larger = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST)
     larger.save(path, lossless=True, quality=50, method=2)
 
 
