@@ -40,9 +40,9 @@ DESCRIPTION = f"""Make a table or figure of the paper, ours beside theirs: train
 Runs that were cut off are resumed, finished ones are skipped: the same command goes on after Ctrl-C.
 
   {PROGRAM} main --quick            two minutes on two cores: a small model, the embedded photographs
-  {PROGRAM} main                    CIFAR-10, 5 seeds a cell, 30,000 steps: for a GPU
+  {PROGRAM} main                    CIFAR-10, 10 seeds a cell, 30,000 steps: for a GPU
   {PROGRAM} main --render-only      from records alone: runs nothing
-  {PROGRAM} main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000 --batch-size 32
+  {PROGRAM} main --dataset faces --data-path FACES --seeds 1 --steps 10000 --batch-size 32
   {PROGRAM} scale --codebooks 512 4096 --render-only --partial --format markdown
 
 Tables of the paper: {", ".join(TABLES)}. Tables of our own: scale, a study of large codebooks; clients, a study of

@@ -38,7 +38,7 @@ DOCS, RECORDS = (Path(__file__).parents[1] / name for name in ("docs", "records"
 Line = dict[str, Any]  # of a CSV file
 LENGTHS: dict[Dataset, dict[str, Any]] = {  # of the runs that pictures are of; CIFAR-10 has the paper's
     "cifar10": {},
-    "celebahq_afhq": {"blocks": "plain", **SHORT},
+    "faces": {"blocks": "plain", **SHORT},
     "imagenet": {"blocks": "plain", **SHORT},
 }
 SIZES = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
@@ -75,7 +75,7 @@ def tables(records: Records) -> Iterator[Table]:
             table = make_table(name, replace(whole, seeds=seeds), records)
             yield replace(table, name=f"{table.name}-paper")
     yield make_scale(Options("cifar10", seeds=3, partial=True, codebooks=SIZES), records)
-    yield make_scale(Options("celebahq_afhq", seeds=1, **LENGTHS["celebahq_afhq"]), records)
+    yield make_scale(Options("faces", seeds=1, **LENGTHS["faces"]), records)
 
 
 def clients(records: Path) -> list[Table]:

@@ -50,7 +50,7 @@ from topovq.tokenizer.training.watch import Diverged
 RECORDS = Path(__file__).parents[2] / "records"
 SIDE, TILES = 32, 100  # pixels of an image, images along a side of a sheet
 FIRST = ((59, 62, 63), (154, 177, 187))  # the upper left pixels of the first two images of CIFAR-10
-DATA = {"faces": "faces", "imagenet": "imagenet"}  # data sets that lie where an option says
+DATA = ("faces", "imagenet")  # data sets that lie where an option says
 TINY_MODEL = {"hidden": 8, "residual_layers": 1, "residual_hidden": 4}
 PICTURES = ("map", "shifts", "shifts-wide", "shift-psnr", "topography")
 

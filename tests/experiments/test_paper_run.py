@@ -46,9 +46,9 @@ def test_the_groups_hold_every_run_once_in_order_of_value(tmp_path: Path) -> Non
 def test_the_large_runs_are_in_the_order_of_the_plan() -> None:
     made = large_groups()
     assert [group.name for group in made[:4]] == [
-        "main-celebahq_afhq",
+        "main-faces",
         "main-imagenet",
-        "worst-celebahq_afhq",
+        "worst-faces",
         "worst-imagenet",
     ]
     first = made[0].configs
