@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -110,8 +110,11 @@ def make(
 
 
 def make_study(name: str, options: Options, say: Callable[[str], None], show: Callable[[str], object]) -> list[Path]:
-    """`make` of a study whose runs are not those of the trainer."""
+    """`make` of a study whose runs are not those of the trainer. Its records lie in a folder of its name, if there is
+    one: beside it may lie others of the same cells, from before the code was what it is."""
     run_missing, make_study_table, draw_study = STUDIES[name]
+    own = (own if (own := folder / name).is_dir() else folder for folder in options.records)
+    options = replace(options, records=tuple(own))
     if not options.render_only:
         run_missing(options, say)
     table = make_study_table(options)

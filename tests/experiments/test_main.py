@@ -204,6 +204,14 @@ def test_a_clone_draws_all_that_its_records_tell(tmp_path: Path, capsys: pytest.
     assert {"initialization-cifar10", "perplexity-cifar10", "neighborhoods"} <= drawn
 
 
+def test_a_study_of_a_clone_is_drawn_from_its_own_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """records/ride has runs of the same cells, of an earlier rule."""
+    places = ["--records", str(ROOT / "records"), "--runs", str(tmp_path), "--out", str(tmp_path)]
+    code, _, said = experiments(capsys, "clients", "--render-only", "--partial", *places)
+    assert code == 0, said
+    assert (tmp_path / "clients.csv").read_text() == (ROOT / "docs" / "results" / "clients.csv").read_text()
+
+
 def test_a_figure_is_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     code, _, err = experiments(capsys, "neighborhoods", *where)
