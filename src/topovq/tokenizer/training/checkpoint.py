@@ -165,23 +165,6 @@ def load_checkpoint(
     return state
 
 
-def generators(world: World) -> dict[str, list[Tensor]]:
-    """The states of torch's random number generators in every process, as part of a checkpoint's state."""
-    cuda = world.device.type == "cuda"
-    return {
-        "rng": world.gather(torch.get_rng_state()),
-        "cuda_rng": world.gather(torch.cuda.get_rng_state(world.device)) if cuda else [],
-    }
-
-
-def set_generators(state: Mapping[str, Any], world: World) -> None:
-    """Go on with the generators of a state; another number of processes has none of its own in it."""
-    if len(state["rng"]) == world.size:
-        torch.set_rng_state(state["rng"][world.rank])
-        if world.device.type == "cuda" and state["cuda_rng"]:
-            torch.cuda.set_rng_state(state["cuda_rng"][world.rank], world.device)
-
-
 def read_state(path: Path) -> dict[str, Any]:
     """What `state.pt` holds: no code is run, and no more memory is taken than the file has bytes."""
     try:

@@ -56,6 +56,13 @@ class Configuration:
 
     identifying: ClassVar[tuple[str, ...]]
     not_in_record: ClassVar[tuple[str, ...]]
+    out: Path | None
+    steps: int | None
+    batch_size: int | None
+    validate_every: int | None
+    checkpoint_every: int | None
+    keep_checkpoints: int
+    log_every: int | None
 
     @property
     def run_id(self) -> str:
