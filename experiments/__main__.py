@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +15,11 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from experiments import clients, prior_study
-from experiments.figures import FIGURES, draw, figures_of, needs
-from experiments.parts import FROM_RECORDS, TRACED
+from experiments import clients
+from experiments.draw import draw
+from experiments.figures import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
 from experiments.plots import save
+from experiments.prior import table as prior
 from experiments.runs import Records, missing, run_all
 from experiments.scale import draw_scale, make_scale
 from experiments.specs import CLIENTS, PRIOR, QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
@@ -30,7 +31,7 @@ from topovq.tokenizer.models import check_name
 EVERYTHING = "all"
 STUDIES = {  # what runs, what makes the table, what draws it
     CLIENTS: (clients.run_missing, clients.make_clients, clients.draw_clients),
-    PRIOR: (prior_study.run_missing, prior_study.make_prior_table, prior_study.draw_prior),
+    PRIOR: (prior.run_missing, prior.make_prior_table, prior.draw_prior),
 }
 MOST_QUICK_JOBS = 4  # processes of the quick version: each takes seconds to start
 PROGRAM = "python -m experiments"
@@ -39,9 +40,9 @@ DESCRIPTION = f"""Make a table or figure of the paper, ours beside theirs: train
 Runs that were cut off are resumed, finished ones are skipped: the same command goes on after Ctrl-C.
 
   {PROGRAM} main --quick            two minutes on two cores: a small model, the embedded photographs
-  {PROGRAM} main                    CIFAR-10, 5 seeds a cell, 30,000 steps: for a GPU
+  {PROGRAM} main                    CIFAR-10, 10 seeds a cell, 30,000 steps: for a GPU
   {PROGRAM} main --render-only      from records alone: runs nothing
-  {PROGRAM} main --dataset celebahq_afhq --data-path FACES --seeds 1 --steps 10000 --batch-size 32
+  {PROGRAM} main --dataset faces --data-path FACES --seeds 1 --steps 10000 --batch-size 32
   {PROGRAM} scale --codebooks 512 4096 --render-only --partial --format markdown
 
 Tables of the paper: {", ".join(TABLES)}. Tables of our own: scale, a study of large codebooks; clients, a study of
@@ -109,8 +110,11 @@ def make(
 
 
 def make_study(name: str, options: Options, say: Callable[[str], None], show: Callable[[str], object]) -> list[Path]:
-    """`make` of a study whose runs are not those of the trainer."""
+    """`make` of a study whose runs are not those of the trainer. Its records lie in a folder of its name, if there is
+    one: beside it may lie others of the same cells, from before the code was what it is."""
     run_missing, make_study_table, draw_study = STUDIES[name]
+    own = (own if (own := folder / name).is_dir() else folder for folder in options.records)
+    options = replace(options, records=tuple(own))
     if not options.render_only:
         run_missing(options, say)
     table = make_study_table(options)

@@ -8,7 +8,6 @@ python -m experiments.pages --figures reproduced    also pictures and measures o
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,18 +19,17 @@ from typing import Any
 
 from PIL import Image
 
-from experiments.choice import most_seeds
-from experiments.claim_list import csv_files
 from experiments.clients import draw_clients, make_clients
-from experiments.figures import draw, figures_of
-from experiments.levels import LARGE, levels
-from experiments.paper import SHORT
-from experiments.parts import FROM_RECORDS, TRACED
+from experiments.draw import draw
+from experiments.figures import FROM_RECORDS, TRACED, figures_of
+from experiments.paper.claim_list import csv_files
+from experiments.paper.claims import LARGE, levels
+from experiments.paper.groups import SHORT
 from experiments.plots import save
-from experiments.runs import Record, Records, Spread, facts
+from experiments.runs import Record, Records, Spread, facts, most_seeds
 from experiments.scale import make_scale
 from experiments.specs import CLIENTS, SEEDS, TABLES, Dataset, Options, cells, configs
-from experiments.tables import Table, as_csv, make_table
+from experiments.tables import Table, as_csv, lines_as_csv, make_table
 from topovq.neighborhood import LEAST_START, Schedule
 from topovq.storage import write_atomic
 from topovq.tokenizer.training import TrainConfig
@@ -40,7 +38,7 @@ DOCS, RECORDS = (Path(__file__).parents[1] / name for name in ("docs", "records"
 Line = dict[str, Any]  # of a CSV file
 LENGTHS: dict[Dataset, dict[str, Any]] = {  # of the runs that pictures are of; CIFAR-10 has the paper's
     "cifar10": {},
-    "celebahq_afhq": {"blocks": "plain", **SHORT},
+    "faces": {"blocks": "plain", **SHORT},
     "imagenet": {"blocks": "plain", **SHORT},
 }
 SIZES = (512, 1_024, 4_096, 16_384, 65_536, 262_144)
@@ -77,7 +75,7 @@ def tables(records: Records) -> Iterator[Table]:
             table = make_table(name, replace(whole, seeds=seeds), records)
             yield replace(table, name=f"{table.name}-paper")
     yield make_scale(Options("cifar10", seeds=3, partial=True, codebooks=SIZES), records)
-    yield make_scale(Options("celebahq_afhq", seeds=1, **LENGTHS["celebahq_afhq"]), records)
+    yield make_scale(Options("faces", seeds=1, **LENGTHS["faces"]), records)
 
 
 def clients(records: Path) -> list[Table]:
@@ -249,21 +247,13 @@ def _but_for_the_rule(run: Record) -> tuple[object, ...]:
 def write_tables(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     every = Records([records])
     texts = {table.name: as_csv(table) for table in (*tables(every), *clients(records))}
-    texts |= {"levels": _csv(levels(every)), "blocks": _csv(blocks(every))}
-    texts |= {"schedules": _csv(schedules(records)), "decay": _csv(decays(records))}
-    texts |= {"smoothing": _csv(smoothing(records)), "update-empty": _csv(update_empty(records))}
-    texts |= {name: _csv(lines) for name, lines in csv_files(records, every).items()}
+    texts |= {"levels": lines_as_csv(levels(every)), "blocks": lines_as_csv(blocks(every))}
+    texts |= {"schedules": lines_as_csv(schedules(records)), "decay": lines_as_csv(decays(records))}
+    texts |= {"smoothing": lines_as_csv(smoothing(records)), "update-empty": lines_as_csv(update_empty(records))}
+    texts |= {name: lines_as_csv(lines) for name, lines in csv_files(records, every).items()}
     for name, text in texts.items():
         write_atomic(docs / "results" / f"{name}.csv", text.encode())
     return [docs / "results" / f"{name}.csv" for name in texts]
-
-
-def _csv(lines: list[Line]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
 
 
 def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:

@@ -27,7 +27,7 @@ KEYS = ("table", "dataset", "method", "neighborhood", "grid_dim", "tau", "count_
 MEASURES = ("loss", "steps10", "steps20")
 COLUMNS = ("loss_mean", "loss_std", "steps10_mean_k", "steps10_std_k", "steps20_mean_k", "steps20_std_k")
 # How many images the paper trains on: of CIFAR-10 by its authors' split, of the others as it rounds them.
-IMAGES = {"cifar10": 40_053, "imagenet": 1_300_000, "celebahq_afhq": 43_000}
+IMAGES = {"cifar10": 40_053, "imagenet": 1_300_000, "faces": 43_000}
 ROUNDING = 0.1  # by how much a number of images may differ and be the paper's nevertheless
 
 TABLES = ("sensitivity", "main", "robustness", "ablation", "gradient")
@@ -41,7 +41,7 @@ SEEDS: dict[Blocks, int] = {"paper": 10, "plain": 5}
 FEWER_SEEDS: dict[Blocks, int] = {"paper": 5, "plain": 3}  # of the tables with many cells
 PAPER_STEPS = 30_000
 QUICK: Literal["photos"] = "photos"  # the data set of the quick versions
-Dataset = Literal["cifar10", "imagenet", "celebahq_afhq", "photos"]
+Dataset = Literal["cifar10", "imagenet", "faces", "photos"]
 Format = Literal["terminal", "markdown", "csv", "latex"]
 
 SIZES = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32}
@@ -85,7 +85,7 @@ class Options:
     """How a table or figure is made; every field is an option of `python -m experiments`."""
 
     dataset: Dataset = "cifar10"
-    """Which of the paper's data sets; imagenet and celebahq_afhq need --data-path to be run (not to be drawn). photos
+    """Which of the paper's data sets; imagenet and faces need --data-path to be run (not to be drawn). photos
     is that of --quick."""
     seeds: int | None = None
     """Runs of each cell; if not given 10, in ablation and gradient 5 (with plain blocks 5 and 3), in scale 3, with
@@ -146,7 +146,7 @@ LEVEL_1, LEVEL_2 = SIZES | {"stride": 4}, SIZES | {"strides": [4, 2]}
 SETTINGS = {
     "cifar10": Setting("cifar10", 32, "vqvae", LEVEL_1, 256, 1e-3),
     "imagenet": Setting("imagenet", 256, "vqvae2", LEVEL_2, 128, 3e-4, checkpoint_every=2_000, log_every=100),
-    "celebahq_afhq": Setting("faces", 256, "vqvae2", LEVEL_2, 128, 3e-4, checkpoint_every=2_000, log_every=100),
+    "faces": Setting("faces", 256, "vqvae2", LEVEL_2, 128, 3e-4, checkpoint_every=2_000, log_every=100),
     QUICK: Setting(
         data=QUICK,
         image_size=32,
@@ -166,9 +166,7 @@ SETTINGS = {
 }
 QUICK_SEEDS = 2
 # At 256x256 the study of large codebooks has one level of 32x32 tokens, as tokenizers do.
-SCALE_SETTINGS = {
-    "celebahq_afhq": replace(SETTINGS["celebahq_afhq"], model="vqvae", model_options=SIZES | {"stride": 8})
-}
+SCALE_SETTINGS = {"faces": replace(SETTINGS["faces"], model="vqvae", model_options=SIZES | {"stride": 8})}
 
 # method -> the quantizer's name and what the name says of its options
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -358,12 +356,12 @@ def _with_ours(paper: Iterable[Cell]) -> list[Cell]:
 
 def _scale(dataset: str, codebooks: Sequence[int] | None) -> list[Cell]:
     if dataset == "imagenet":
-        raise ValueError(f"{SCALE!r} is done on cifar10 and, with one level and 16,384 codes, on celebahq_afhq")
+        raise ValueError(f"{SCALE!r} is done on cifar10 and, with one level and 16,384 codes, on faces")
     methods: tuple[Cell, ...] = (*OURS_AT_SCALE, *PEERS_AT_SCALE)
     sizes: tuple[int, ...] = CODEBOOKS
     if dataset == QUICK:
         methods, sizes = OURS_AT_SCALE, (512, 4_096)
-    elif dataset == "celebahq_afhq":
+    elif dataset == "faces":
         methods, sizes = (OURS_AT_SCALE[0], OURS_AT_SCALE[2]), (16_384,)
     chosen = sizes if codebooks is None else tuple(codebooks)
     for size in chosen:

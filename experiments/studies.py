@@ -8,7 +8,6 @@ python -m experiments.studies schedules                                  trains 
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import platform
 from collections.abc import Callable, Iterable, Iterator
@@ -22,9 +21,11 @@ from torch import Tensor, nn
 from experiments.pages import RECORDS, tried
 from experiments.peers import MissingPackage, their
 from experiments.runs import Records, missing, run_all
+from experiments.tables import lines_as_csv
 from topovq import KohonenVQ
 from topovq.distributed import pick_device
 from topovq.metrics import perplexity, usage
+from topovq.storage import write_atomic
 from topovq.tokenizer.models import load_pretrained
 from topovq.tokenizer.training import read_record
 from topovq.tokenizer.training.datasets import open_data
@@ -153,10 +154,7 @@ def write(rows: Iterable[Row], out: Path | None) -> None:
         print(*row.values(), sep="  ", flush=True)
         made.append(row)
     if out is not None:
-        with open(out, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(made[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(made)
+        write_atomic(out, lines_as_csv(made).encode())
 
 
 def main() -> None:

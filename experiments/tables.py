@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as Drawn
 
-from experiments.choice import settled
-from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, some
+from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, settled, some
 from experiments.specs import (
     COLUMNS,
     IMAGES,
@@ -31,7 +31,6 @@ from experiments.specs import (
 )
 
 BLOCK_NAMES = {"paper": "residual blocks as the authors have them", "plain": "plain residual blocks, not the authors'"}
-WHOSE = ("ours", "paper")
 NAMES = {"loss": "loss", "steps10": "+10%", "steps20": "+20%"}
 
 
@@ -335,6 +334,15 @@ def as_csv(table: Table) -> str:
     """The columns for programs; nothing but rows, so the caption is not in it."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([table.columns, *table.values])
+    return text.getvalue()
+
+
+def lines_as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of alike names, such as a study's."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return text.getvalue()
 
 

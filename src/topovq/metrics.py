@@ -285,15 +285,14 @@ def psnr(ours: Tensor, theirs: Tensor) -> float:
 def ssim(ours: Tensor, theirs: Tensor) -> Tensor:
     """Structural similarity of images [B, C, H, W] with pixels 0 to 255, [B] (Wang et al. 2004).
 
-    Means, variances and covariance are under an 11 x 11 Gaussian of width 1.5; the borders are left out.
+    Means, variances and covariance are under an 11 x 11 Gaussian of width 1.5, of smaller images under as many pixels
+    as they have; the borders are left out.
     """
-    if ours.shape != theirs.shape or ours.ndim != 4 or min(ours.shape[2:]) < SSIM_SIDE:
-        raise ValueError(
-            f"images of shapes {tuple(ours.shape)} and {tuple(theirs.shape)} must be alike, [B, C, H, W] with at least "
-            f"{SSIM_SIDE} pixels a side"
-        )
+    if ours.shape != theirs.shape or ours.ndim != 4:
+        raise ValueError(f"images of shapes {tuple(ours.shape)} and {tuple(theirs.shape)} must be alike, [B, C, H, W]")
+    side = min(SSIM_SIDE, *((length - 1) // 2 * 2 + 1 for length in ours.shape[2:]))
     x, y = ours.double(), theirs.double()  # differences of squares; and float32 convolutions may round to 10 bits
-    offset = torch.arange(SSIM_SIDE, device=x.device, dtype=x.dtype) - SSIM_SIDE // 2
+    offset = torch.arange(side, device=x.device, dtype=x.dtype) - side // 2
     weight = torch.exp(-offset.square() / (2 * SSIM_WIDTH**2))
     weight = (weight / weight.sum()).expand(x.shape[1], 1, 1, -1)
 

@@ -36,6 +36,7 @@ from topovq.storage import (
     read_json,
     read_manifest,
     write_atomic,
+    write_files,
 )
 
 T = TypeVar("T")
@@ -157,6 +158,26 @@ class HubModule:
         check_finite(model.state_dict(), weights)
         model.eval()
         return model
+
+
+class HubModel(HubModule):
+    """A module whose configuration says more than its arguments: a model, of a run or of a prior."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What config.json says, JSON-able."""
+        raise NotImplementedError
+
+    def files(self) -> dict[str, bytes]:
+        """What `save_pretrained` writes, by file name: the weights as safetensors, the configuration as JSON."""
+        assert isinstance(self, nn.Module)
+        # contiguous: safetensors refuses the strides of channels-last weights
+        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        config = json.dumps(self.config, indent=2, sort_keys=True) + "\n"
+        return {WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}), CONFIG: config.encode()}
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        write_files(save_directory, self.files())
 
 
 # What weights ask for, and whether they are sound

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.claim_list import CLAIMS, fails_from_0, saved, smaller_tau, softmax_fails
-from experiments.claims import Claim, Evidence, answers, speedup
-from experiments.paper import EMA, SOFT, ZERO, smooth_cells
+from experiments.paper.claim_list import CLAIMS, fails_from_0, saved, smaller_tau, softmax_fails
+from experiments.paper.claims import Claim, Evidence, answers, speedup
+from experiments.paper.groups import EMA, SOFT, ZERO, smooth_cells
 from experiments.runs import Records, resolved
 from experiments.specs import cells
 

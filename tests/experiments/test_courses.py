@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.courses import course, draw_course
-from experiments.figures import draw, panels
-from experiments.parts import Search
+from experiments.draw import course, draw, draw_course
+from experiments.figures import Search, panels
 from experiments.plots import Look
 from experiments.runs import Records
 from experiments.specs import Options
@@ -60,5 +59,5 @@ def test_records_without_a_course_are_refused_with_what_makes_one(tmp_path: Path
     part = panels("early", "cifar10")[""][0]
     write_record(tmp_path / "a.jsonl", lines_of(part.config(0, 3_000), [52.0]))
     search = Search("early", Options(runs=tmp_path, **OPTIONS), [tmp_path], Records([tmp_path]))
-    with pytest.raises(FileNotFoundError, match=r"none of N = 1, N = 0; `python -m experiments.paper_run"):
+    with pytest.raises(FileNotFoundError, match=r"none of N = 1, N = 0; `python -m experiments.paper.run"):
         draw_course(search, panels("early", "cifar10")[""])

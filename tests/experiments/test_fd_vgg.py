@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from experiments.fd_vgg import CONVOLUTIONS, VGG, Moments, frechet
+from experiments.prior.samples import CONVOLUTIONS, VGG, Moments, frechet
 
 CHANNELS = [3, 4, 4, 4, 4, 4, 4, 4, 6, 6, 6, 6, 6, 6]
 

@@ -15,9 +15,9 @@ import pytest
 from made_records import lines_of, write_record
 from PIL import Image
 
+from experiments import draw as drawing
 from experiments import figures
-from experiments.figures import FIGURES, figures_of, panels
-from experiments.parts import FROM_RECORDS, QUICK_SIZE, TRACED, Search
+from experiments.figures import FIGURES, FROM_RECORDS, QUICK_SIZE, TRACED, Search, figures_of, panels
 from experiments.plots import Look, curve, draw_losses, draw_perplexities, weights
 from experiments.runs import Records
 from experiments.specs import Options
@@ -34,7 +34,7 @@ def needs(name: str, **options: Any) -> list[TrainConfig]:
 
 def draw(name: str, runs: Path, out: Path, *, source: Any = None, **options: Any) -> list[Path]:
     """From the runs there and no others."""
-    return figures.draw(name, Options(**{"runs": runs, "out": out, "records": (), **options}), source)
+    return drawing.draw(name, Options(**{"runs": runs, "out": out, "records": (), **options}), source)
 
 
 def test_neighborhoods_are_the_formulas() -> None:
@@ -92,7 +92,7 @@ def test_the_runs_of_a_figure() -> None:
     assert kinds == [None, "hard", "gaussian", "exponential"]
     two = needs("maps2", dataset="photos", steps=3)
     assert {(c.model, c.image_size, c.data, c.steps) for c in two} == {("vqvae2", QUICK_SIZE, "photos", 3)}
-    assert needs("shifts", dataset="celebahq_afhq", data_path=Path("x"))[0].data_path == Path("x")
+    assert needs("shifts", dataset="faces", data_path=Path("x"))[0].data_path == Path("x")
     assert "maps2" not in figures_of("cifar10")
     assert "map" not in figures_of("imagenet")
     assert figures_of("photos") == [name for name in FIGURES if name != "scale-map"]
@@ -149,13 +149,13 @@ def test_a_partial_figure_says_what_it_lacks(tmp_path: Path) -> None:
 
 
 def test_a_caption_says_what_is_not_the_papers(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"dataset": "celebahq_afhq", "steps": 20, "batch_size": 32}
+    options: dict[str, Any] = {"dataset": "faces", "steps": 20, "batch_size": 32}
     for config in needs("perplexity", seeds=1, **options):
         lines = lines_of(config, [9], source_train_images=5_753)
         lines[1] |= {"perplexity_0": 5.0, "perplexity_1": 7.0}
         write_record(tmp_path / f"{config.run_id}.jsonl", lines)
     path = draw("perplexity", tmp_path, tmp_path, **options)[1]
-    assert path.name == "perplexity-celebahq_afhq.svg"
+    assert path.name == "perplexity-faces.svg"
     caption = words_of(path)
     assert "5,753 training images (the paper has about 43,000), 20 steps (the paper 30,000)" in caption
     assert "batches of 32 (the paper 128), one seed a line." in caption

@@ -168,11 +168,11 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One seed of two cells, 2,000 steps: all that was run says so."""
-    for cell in cells("main", "celebahq_afhq")[:2]:
+    for cell in cells("main", "faces")[:2]:
         lines = lines_of(cell.config(0, 2_000, Path("/somewhere"), 16), [2.0, 1.9])
         write_record(tmp_path / "records" / f"{cell.method}.jsonl", lines)
     where = ["--runs", str(tmp_path / "runs"), "--records", str(tmp_path / "records"), "--out", str(tmp_path / "out")]
-    options = ["--dataset", "celebahq_afhq", "--steps", "2000", "--seeds", "1", "--render-only"]
+    options = ["--dataset", "faces", "--steps", "2000", "--seeds", "1", "--render-only"]
     code, _, err = experiments(capsys, "main", *options, *where, "--partial")
     assert (code, "batch_size=16 instead of 128" in err) == (2, True)
     options += ["--batch-size", "16"]
@@ -186,7 +186,7 @@ def test_a_partial_table_of_a_data_set_from_committed_records(
         ("0", "", "1.75"),
         ("0", "", ""),
     ]
-    page = (tmp_path / "out" / "main-celebahq_afhq.md").read_text()
+    page = (tmp_path / "out" / "main-faces.md").read_text()
     assert "PARTIAL: missing: ksom gaussian" in page
     assert "Smaller batches than the paper's: 16, 128 there." in page
     assert json.loads((tmp_path / "records" / "ema.jsonl").read_text().splitlines()[0])["data_path"] == "/somewhere"
@@ -202,6 +202,14 @@ def test_a_clone_draws_all_that_its_records_tell(tmp_path: Path, capsys: pytest.
     assert "map, shifts" in err
     drawn = {path.stem for path in tmp_path.glob("*.png")}
     assert {"initialization-cifar10", "perplexity-cifar10", "neighborhoods"} <= drawn
+
+
+def test_a_study_of_a_clone_is_drawn_from_its_own_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """records/ride has runs of the same cells, of an earlier rule."""
+    places = ["--records", str(ROOT / "records"), "--runs", str(tmp_path), "--out", str(tmp_path)]
+    code, _, said = experiments(capsys, "clients", "--render-only", "--partial", *places)
+    assert code == 0, said
+    assert (tmp_path / "clients.csv").read_text() == (ROOT / "docs" / "results" / "clients.csv").read_text()
 
 
 def test_a_figure_is_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

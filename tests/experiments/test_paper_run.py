@@ -12,10 +12,10 @@ from made_records import lines_of, write_record
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments import paper_run
-from experiments.measured import read_failed, read_measured
-from experiments.paper import ZERO, groups, large_groups, traced
-from experiments.paper_run import collect, main, plan, unpack_cifar10
+from experiments.paper import run as paper_run
+from experiments.paper.groups import ZERO, groups, large_groups, traced
+from experiments.paper.measured import read_failed, read_measured
+from experiments.paper.run import collect, main, plan, unpack_cifar10
 from experiments.runs import Records, resolved
 from experiments.specs import cells
 from topovq.tokenizer.training import TrainConfig, read_record
@@ -46,9 +46,9 @@ def test_the_groups_hold_every_run_once_in_order_of_value(tmp_path: Path) -> Non
 def test_the_large_runs_are_in_the_order_of_the_plan() -> None:
     made = large_groups()
     assert [group.name for group in made[:4]] == [
-        "main-celebahq_afhq",
+        "main-faces",
         "main-imagenet",
-        "worst-celebahq_afhq",
+        "worst-faces",
         "worst-imagenet",
     ]
     first = made[0].configs

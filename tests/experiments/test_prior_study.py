@@ -14,14 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments import prior_run
 from experiments.__main__ import main
-from experiments.compression import sizes
-from experiments.prior_books import cached, load, seen_by_priors
-from experiments.prior_cells import Book, Cell, cells, digits, quick_cells
-from experiments.prior_extras import size_rows, write_extras
-from experiments.prior_run import run_cells
-from experiments.prior_study import COLUMNS, draw_prior, make_prior_table
+from experiments.prior import run as prior_run
+from experiments.prior.books import cached, load, seen_by_priors
+from experiments.prior.cells import Book, Cell, cells, digits, quick_cells
+from experiments.prior.run import run_cells
+from experiments.prior.table import COLUMNS, draw_prior, make_prior_table, sizes_of, write_extras
+from experiments.prior.tokens import sizes
 from experiments.specs import Options
 from experiments.tables import IncompleteTable, as_csv, markdown
 
@@ -133,11 +132,11 @@ def test_every_form_has_its_own_psnr() -> None:
     told = {"psnr": 22.0, "images": 4, "tokens_per_pixel": 0.1, "raw": 1.0, "zstd": 0.9, "frequencies": 0.8}
     told |= {"jpeg": 0.2, "jpeg_psnr": 22.0, "webp": 0.3, "webp_psnr": 24.5}
     made = record(Cell(Book(K=64)), 6.0) | {"sampled": {"sizes": told, "bits_per_token": 6.0, "error_images": 4}}
-    rows = {row["form"]: row for row in size_rows(made)}
+    rows = {row["form"]: row for row in sizes_of(made)}
     assert {form: row["psnr"] for form, row in rows.items()} == dict.fromkeys(rows, 22.0) | {"webp": 24.5}
     assert rows["prior"]["bits_per_pixel"] == pytest.approx(0.6)
     del told["webp_psnr"]
-    assert {row["psnr"] for row in size_rows(made)} == {22.0}
+    assert {row["psnr"] for row in sizes_of(made)} == {22.0}
 
 
 def test_cifar10_comes_back_from_its_sheets(tmp_path: Path) -> None:

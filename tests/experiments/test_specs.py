@@ -37,7 +37,7 @@ def test_every_row_of_the_paper_is_a_cell_with_its_numbers() -> None:
 def test_exponential_stands_after_each_gaussian_row_and_has_no_number_of_the_paper() -> None:
     kinds = [cell.neighborhood for cell in cells("main")]
     assert kinds == ["none", "hard", "gaussian", "exponential"]
-    rows = cells("ablation", "celebahq_afhq")
+    rows = cells("ablation", "faces")
     for gaussian, exponential in zip(rows[4::2], rows[5::2]):
         assert gaussian.paper
         assert exponential == replace(gaussian, neighborhood="exponential")
@@ -69,7 +69,7 @@ def test_the_cifar10_run_is_that_of_the_paper() -> None:
 
 
 def test_the_256x256_runs_are_those_of_the_paper() -> None:
-    for dataset, data in (("imagenet", "imagenet"), ("celebahq_afhq", "faces")):
+    for dataset, data in (("imagenet", "imagenet"), ("faces", "faces")):
         config = find("robustness", dataset, method="ema", count_init="0", update_empty="no").config(0)
         assert (config.data, config.image_size, config.model) == (data, 256, "vqvae2")
         sizes = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32, "strides": [4, 2]}
@@ -164,7 +164,7 @@ def test_the_study_of_scale_has_more_seeds_where_they_are_cheap() -> None:
     assert by_method["ksom-paper"].run_id == find("main", blocks="plain", neighborhood="hard").config(0).run_id
     assert by_method["ksom"].quantizer == "kohonen"
     assert by_method["ksom"].quantizer_options == {"neighborhood": "narrowing"}
-    faces = cells("scale", "celebahq_afhq")
+    faces = cells("scale", "faces")
     assert [(cell.method, cell.codebook_size, cell.config(0).model) for cell in faces] == [
         ("ema", 16_384, "vqvae"),
         ("ksom", 16_384, "vqvae"),

@@ -100,8 +100,8 @@ def test_the_caption_says_when_the_batch_is_not_the_papers(tmp_path: Path, batch
 
 def write_faces(folder: Path, images: int, seeds: int = 1) -> Records:
     """Faces with smaller batches: three cells of `main` and two of `robustness`, with best losses 2, 3, 4, 5, 6."""
-    run = [cell for cell in cells("main", "celebahq_afhq") if cell.neighborhood != "gaussian"]
-    run += cells("robustness", "celebahq_afhq")[:2]
+    run = [cell for cell in cells("main", "faces") if cell.neighborhood != "gaussian"]
+    run += cells("robustness", "faces")[:2]
     for number, cell in enumerate(run):
         for seed in range(seeds):
             lines = lines_of(cell.config(seed, 10_000, None, 32), [9, 2 + number], source_train_images=images)
@@ -110,7 +110,7 @@ def write_faces(folder: Path, images: int, seeds: int = 1) -> Records:
 
 
 def faces(table: str, records: Records, seeds: int = 1) -> Any:
-    options = Options("celebahq_afhq", seeds, steps=10_000, batch_size=32, partial=True)
+    options = Options("faces", seeds, steps=10_000, batch_size=32, partial=True)
     return make_table(table, options, records)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.token_errors import COLUMNS, as_csv, measure, rows_of_run, with_errors
+from experiments.prior.tokens import ERROR_COLUMNS, as_csv, error_rows, errors_of_run, with_errors
 from tests.small_runs import make_run
 from topovq.grid import Grid
 from topovq.metrics import not_neighbors
@@ -36,11 +36,11 @@ def test_errors_go_to_neighbors_or_anywhere(grid: Grid) -> None:
 
 def test_the_table_says_what_errors_cost(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=30)
-    rows = list(csv.DictReader(as_csv(COLUMNS, rows_of_run("KSOM", run)).splitlines()))
-    assert tuple(rows[0]) == COLUMNS
+    rows = list(csv.DictReader(as_csv(ERROR_COLUMNS, errors_of_run("KSOM", run)).splitlines()))
+    assert tuple(rows[0]) == ERROR_COLUMNS
     assert (rows[0]["errors"], rows[0]["K"], rows[0]["psnr_lost"]) == ("none", "12", "0")
     lost = {(row["errors"], row["share"]): float(row["psnr_lost"]) for row in rows}
     assert 0 < lost["random", "0.001"] < lost["random", "0.1"]
     model = load_run(run)
     images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
-    assert [row["share"] for row in measure(model, images, model.quantizers[0].grid, [0.5])] == [0.0, 0.5, 0.5]
+    assert [row["share"] for row in error_rows(model, images, model.quantizers[0].grid, [0.5])] == [0.0, 0.5, 0.5]

@@ -17,9 +17,9 @@ from PIL import Image
 from small_runs import make_run
 
 from topovq.cli import main
-from topovq.metrics import psnr
+from topovq.metrics import psnr, ssim
 from topovq.tokenizer.training import load_run, open_data, read_record
-from topovq.view.report import ssim, study, write_report
+from topovq.view.report import study, write_report
 from topovq.view.report.curves import curves
 from topovq.view.report.images import colored, data_uri, sheet
 
@@ -40,10 +40,10 @@ def test_psnr_and_ssim_by_hand() -> None:
     black, gray = torch.zeros(3, 8, 8, dtype=torch.uint8), torch.full((3, 8, 8), 51, dtype=torch.uint8)
     assert psnr(gray, black) == pytest.approx(20 * math.log10(5))
     assert psnr(gray, gray) == math.inf
-    assert ssim(gray, gray) == pytest.approx(1)
+    assert float(ssim(gray[None], gray[None])) == pytest.approx(1)
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    assert ssim(gray, black) == pytest.approx(c1 * c2 / ((51**2 + c1) * c2))
-    assert ssim(gray[:, :4, :4], black[:, :4, :4]) == pytest.approx(c1 / (51**2 + c1))
+    assert float(ssim(gray[None], black[None])) == pytest.approx(c1 * c2 / ((51**2 + c1) * c2))
+    assert float(ssim(gray[None, :, :4, :4], black[None, :, :4, :4])) == pytest.approx(c1 / (51**2 + c1))
 
 
 def test_a_curve_goes_through_its_points_and_survives_nan() -> None:

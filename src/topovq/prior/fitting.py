@@ -12,29 +12,29 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from topovq.distributed import World, join_world, pick_device
 from topovq.prior.corpus import Corpus, make_corpus, tokenizer_folder
-from topovq.prior.settings import IDENTITY, PriorConfig, check_started
+from topovq.prior.settings import PriorConfig, check_started
 from topovq.prior.transformer import KIND, Prior, maps_of
 from topovq.storage import model_id, write_files
 from topovq.tokenizer.data.order import order_slice
 from topovq.tokenizer.data.source import rank_rows
 from topovq.tokenizer.models import Tokenizer, load_pretrained
 from topovq.tokenizer.training.alone import alone
-from topovq.tokenizer.training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
-from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
+from topovq.tokenizer.training.base import Training
+from topovq.tokenizer.training.checkpoint import checkpoints
+from topovq.tokenizer.training.interrupt import StopRequest
 from topovq.tokenizer.training.progress import SMALL, Reporter
-from topovq.tokenizer.training.record import RECORD_FILE, Record, environment
+from topovq.tokenizer.training.record import environment
 from topovq.tokenizer.training.result import RunResult, result_of
 from topovq.tokenizer.training.step import distribute
 from topovq.tokenizer.training.watch import Diverged, is_finite
 
-TIMED = 3  # steps after which the training says how long it will take
 BETAS = (0.9, 0.95)  # AdamW's, as is usual for transformers
 BIT = math.log(2)
 
@@ -62,29 +62,23 @@ def fit(config: PriorConfig, *, quiet: bool = False) -> RunResult:
                 return run.train(stop)
 
 
-class Fit:
+class Fit(Training):
     """The state of one training and the order in which things happen to it."""
+
+    what = KIND
 
     def __init__(
         self, config: PriorConfig, corpus: Corpus, model: Tokenizer, folder: Path, world: World, quiet: bool
     ) -> None:
-        assert config.out is not None
-        assert config.steps is not None
-        assert config.batch_size is not None
-        assert config.validate_every is not None
-        assert config.checkpoint_every is not None
-        assert config.log_every is not None
-        self.config, self.corpus, self.world, self.folder = config, corpus, world, config.out
-        self.total, self.batch_size, self.log_every = config.steps, config.batch_size, config.log_every
-        self.validate_every, self.checkpoint_every = config.validate_every, config.checkpoint_every
+        super().__init__(config, world, quiet)
+        self.config, self.corpus = config, corpus
         self.rows = rank_rows(self.batch_size, world.rank, world.size)
-        self.quiet = quiet or not world.leads
         torch.manual_seed(config.seed)
         names = corpus.labels.names if corpus.labels is not None else None
         sizes = {name: getattr(config, name) for name in ("head", "dim", "layers", "heads")}
         classes = {"classes": len(names or []), "class_names": names}
         where = {"tokenizer": model_id(folder), "run": str(Path(config.run or config.source).resolve())}
-        self.prior = Prior.of(model, **sizes, **classes, **where)
+        self.model = self.prior = Prior.of(model, **sizes, **classes, **where)
         for tokens in (corpus.train_NT, corpus.validation_MT):
             self.prior.check_tokens(tokens)
         self.prior.to(world.device).train()
@@ -92,16 +86,11 @@ class Fit:
         self.optimizer = torch.optim.AdamW(
             self.prior.parameters(), config.learning_rate, BETAS, weight_decay=config.weight_decay, fused=True
         )
-        self.record = Record(self.folder / RECORD_FILE)
-        self.step, self.seconds, self.best = 0, 0.0, math.inf
-        self.validation: dict[str, float] = {}
         self.sums_2 = torch.zeros(2, device=world.device)  # losses since the last look, and how many
         self.losses = [0.0, 0.0]  # the same since the last validation
 
     def train(self, stop: StopRequest) -> RunResult:
-        load_newest(self.folder, self._load, self.world)
-        if self.step > self.total:
-            raise ValueError(f"the prior in {self.folder} is at step {self.step} already, beyond steps={self.total}")
+        self.resume()
         network: nn.Module = torch.compile(self.prior) if self.config.compile else self.prior  # type: ignore[assignment]
         self.network = distribute(network, self.world) if self.world.size > 1 else network
         self._begin()
@@ -117,23 +106,15 @@ class Fit:
             figures = {"best_loss": self.best, "seconds": round(self.seconds, 3)}
             self.record.append("final", step=self.step, steps=self.total, **figures)
         self.world.wait()
-        return RunResult(self.folder, self.config.run_id, self.total, self.best, self.seconds, self.validation)
+        return self.result()
 
     def _loop(self, reporter: PriorReporter, stop: StopRequest) -> None:
         start, before, first = time.monotonic(), self.seconds, self.step
         while self.step < self.total:
             self._step()
             reporter.step(self.step)
-            if self.step == first + 1:
-                second = time.monotonic()
-            elif self.step == first + TIMED:
-                reporter.estimate((time.monotonic() - second) / (TIMED - 1))
-            last = self.step == self.total
-            validating = last or self.step % self.validate_every == 0
-            saving = last or self.step % self.checkpoint_every == 0
-            logging = validating or saving or self.step % self.log_every == 0
-            # Processes must stop at the same step, so several look only where they are logging.
-            stopping = self.world.any(bool(stop.signum)) if logging or self.world.size == 1 else False
+            last, validating, saving, logging = self.due()
+            stopping = self.stopping(stop, logging)
             elapsed = time.monotonic() - start
             self.seconds = before + elapsed
             if logging or stopping:
@@ -143,9 +124,9 @@ class Fit:
             if validating:
                 self._validate(reporter)
             if saving or stopping:
-                self._save()
+                self.save()
             if stopping and not last:
-                self._stop(stop)
+                self.stopped(stop)
 
     def _step(self) -> None:
         """One step; nothing waits for the device."""
@@ -225,8 +206,7 @@ class Fit:
         return {**figures, "images": len(tokens_MT), "tokens": tokens_MT.numel()}
 
     def _begin(self) -> None:
-        """Start the record, or take it up at the checkpoint that was loaded."""
-        config = {
+        self.begin_record({
             "id": self.config.run_id,
             **self.config.as_dict(),
             "data": self.config.source,
@@ -239,49 +219,14 @@ class Fit:
             "validation_images": len(self.corpus.validation_MT),
             "parameters": sum(p.numel() for p in self.prior.parameters()),
             "head_parameters": sum(p.numel() for head in self.prior.outputs for p in head.parameters()),
-        }
-        here = environment(self.world.device, self.world.size)
-        if self.world.leads:
-            if self.record.path.exists():
-                self.record.rewind(self.step, **config, **here)
-                self.record.append("resumed", step=self.step, **here)
-            else:
-                self.record.start(**config, **here)
-        self.world.wait()
+            **environment(self.world.device, self.world.size),
+        })  # fmt: skip
 
-    def _load(self, checkpoint: Path) -> None:
-        state = load_checkpoint(checkpoint, self.prior, self.optimizer, self.world.device)
-        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
-        self.validation, self.losses = state["validation"], state["losses"]
-        if len(state["rng"]) == self.world.size:
-            torch.set_rng_state(state["rng"][self.world.rank])
-            if self.world.device.type == "cuda" and state["cuda_rng"]:
-                torch.cuda.set_rng_state(state["cuda_rng"][self.world.rank], self.world.device)
+    def state(self) -> dict[str, Any]:
+        return {"skipped": 0.0, "losses": self.losses}
 
-    def _save(self) -> None:
-        cuda = self.world.device.type == "cuda"
-        state: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict()["state"],
-            "rng": self.world.gather(torch.get_rng_state()),
-            "cuda_rng": self.world.gather(torch.cuda.get_rng_state(self.world.device)) if cuda else [],
-            "seconds": self.seconds,
-            "best": self.best,
-            "validation": self.validation,
-            "skipped": 0.0,
-            "losses": self.losses,
-        }
-        if self.world.leads:
-            told = self.config.as_dict()
-            identity = {name: told[name] for name in IDENTITY}
-            save_checkpoint(self.folder, self.step, self.prior, state, self.config.keep_checkpoints, identity)
-        self.world.wait()
-
-    def _stop(self, stop: StopRequest) -> NoReturn:
-        raise Interrupted(
-            stop.signum,
-            f"stopped at step {self.step:,} of {self.total:,}; the checkpoint is in {self.folder}: "
-            "the same command with --resume continues",
-        )
+    def take(self, state: dict[str, Any]) -> None:
+        self.losses = state["losses"]
 
 
 class PriorReporter(Reporter):
@@ -302,9 +247,7 @@ class PriorReporter(Reporter):
         self.speed = speed * self.batch_size
         figures = f"{loss / BIT:.3f} bits a token · {self.speed:,.0f} images/s"
         self.bar.update(self.task, completed=step, figures=figures)
-        if not math.isfinite(loss) and not self.warned_nan:
-            self.warned_nan = True
-            self.say(f"[bold red]warning:[/] the loss is {loss} at step {step}; a lower learning rate may help")
+        self.warn_of_nan(step, loss)
 
     def validated(self, step: int, figures: dict[str, float]) -> None:
         token, image = figures["bits_per_token"], figures["bits_per_image"]

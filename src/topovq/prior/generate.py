@@ -13,8 +13,8 @@ from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from topovq.distributed import pick_device
+from topovq.prior.choosing import check_drawing, check_drawn
 from topovq.prior.corpus import training_images
-from topovq.prior.head import check_drawing, check_drawn
 from topovq.prior.nearest import Nearest, find_nearest
 from topovq.prior.transformer import Prior
 from topovq.prior.written import check_folder, replace

@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topovq.grid import ROW_HEIGHT, Grid, check_range
+from topovq.prior.choosing import check_drawing, check_drawn, choose, inverse
 
 NEVER = -1e30  # a logit of no probability; an infinite one times a weight of 0 would be NaN
 NARROWEST = 1e-6  # cells: a neighborhood of width 0 is the token itself
@@ -208,7 +209,7 @@ class Head(nn.Module):
                 plain = self.factor_logits(without, before)
                 logits = torch.where(logits > NEVER / 2, plain + guidance * (logits - plain), NEVER)
             sound = sound & logits.isfinite().all(-1)
-            digit = _draw(logits, uniform[..., factor], temperature, top_p)
+            digit = choose(logits, uniform[..., factor], temperature, top_p)
             before = torch.cat([before, digit[..., None]], -1)
         tokens = torch.where(sound, self.tokens(before), -1)
         check_drawn(tokens)
@@ -249,7 +250,7 @@ class FlatHead(Head):
         coords = self.map.grid.unflatten(tokens)
         drawn: list[Tensor] = []
         for axis in range(self.map.grid.ndim - 1):  # the last axis is summed over in full
-            drawn.append(_inverse(self.map.weights(axis, coords, drawn, width), torch.rand_like(logits[..., 0])))
+            drawn.append(inverse(self.map.weights(axis, coords, drawn, width), torch.rand_like(logits[..., 0])))
         last = self.map.weights(len(drawn), coords, drawn, width)
         first = self.map.grid.flatten([*drawn, torch.zeros_like(tokens)])
         codes = (first[..., None] + torch.arange(last.shape[-1], device=tokens.device)).clamp(max=self.size - 1)
@@ -308,7 +309,7 @@ class MapHead(Head):
                 weights = weights.unflatten(-1, (n, -1))
                 target = weights.sum(-1)
                 loss = loss - (target * self.factor_logits(hidden, before).log_softmax(-1)).sum(-1)
-                digit = _inverse(target, torch.rand_like(loss))
+                digit = inverse(target, torch.rand_like(loss))
                 chosen = digit[..., None, None].expand(*digit.shape, 1, weights.shape[-1])
                 weights = weights.gather(-2, chosen).squeeze(-2)
                 weights = weights / weights.sum(-1, keepdim=True)
@@ -354,28 +355,6 @@ class _Neighbors:
         return logits.softmax(-1)
 
 
-def check_drawing(temperature: float, top_p: float, guidance: float) -> None:
-    """Refuse values of `Head.sample` with which nothing can be drawn."""
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature={temperature!r} must be a finite number of at least 0")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p!r} must be above 0 and at most 1")
-    if not 0 <= guidance < math.inf:
-        raise ValueError(f"guidance={guidance!r} must be a finite number of at least 0; 1 leaves it out")
-
-
-def check_drawn(tokens: Tensor) -> None:
-    """Refuse tokens of which some could not be drawn; only on the CPU, where looking costs nothing."""
-    if torch.compiler.is_compiling() or tokens.device.type != "cpu":
-        return
-    bad = int((tokens < 0).sum())
-    if bad:
-        raise ValueError(
-            f"the logits of {bad:,} of {tokens.numel():,} tokens are NaN or infinite, so that nothing can be drawn: "
-            "look for NaN in the hidden states and in the head's weights, and for a guidance that is too large"
-        )
-
-
 def _check_width(width: Tensor | float) -> None:
     """Refuse a width of smoothed targets that is NaN or negative; one on a GPU is not looked at."""
     if isinstance(width, Tensor):
@@ -386,21 +365,3 @@ def _check_width(width: Tensor | float) -> None:
         fits = width >= 0
     if not fits:
         raise ValueError(f"width={width!r} must be at least 0: cells of the map over which targets are smoothed")
-
-
-def _draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Choices int64 [...] from logits [..., n], by the uniform numbers [...]."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    probs = (logits / temperature).softmax(-1)
-    if top_p == 1:
-        return _inverse(probs, uniform)
-    probs, order = probs.sort(dim=-1, descending=True, stable=True)
-    probs = torch.where(probs.cumsum(-1) - probs < top_p, probs, 0.0)
-    return order.gather(-1, _inverse(probs, uniform)[..., None]).squeeze(-1)
-
-
-def _inverse(probs: Tensor, uniform: Tensor) -> Tensor:
-    """The choices int64 [...] at which the running sums of probs [..., n] pass the uniform numbers [...]."""
-    sums = probs.cumsum(-1)
-    return (sums <= uniform[..., None] * sums[..., -1:]).sum(-1).clamp(max=probs.shape[-1] - 1)

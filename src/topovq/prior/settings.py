@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +14,7 @@ from topovq.prior.transformer import HEADS, KIND, check_heads
 from topovq.storage import CONFIG, read_json
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training.checkpoint import checkpoints, step_of
+from topovq.tokenizer.training.config import Configuration
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
 # What identifies a prior, besides the tokens: the fields that decide its result.
@@ -41,8 +39,11 @@ LAST_WIDTH = 0.3  # ... whose width falls to this: a neighbor's weight is then 1
 
 
 @dataclass
-class PriorConfig:
+class PriorConfig(Configuration):
     """One prior. `resolve()` fills in what is left open; one that is resumed keeps what it was started with."""
+
+    identifying = IDENTITY
+    not_in_record = NOT_IN_RECORD
 
     source: str
     """A run, whose tokenizer then encodes its own data set; or a token file that `topovq encode` wrote."""
@@ -146,18 +147,6 @@ class PriorConfig:
             return {}  # another's is refused later (check_started)
         return read_record(self.out / RECORD_FILE)[0]
 
-    @property
-    def run_id(self) -> str:
-        """12 hex digits: the hash of the resolved values of the fields in IDENTITY."""
-        values = self.as_dict()
-        identity = {name: values[name] for name in IDENTITY}
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The configuration as JSON-able values, as the record's first line has it."""
-        values = {name: v for name, v in dataclasses.asdict(self).items() if name not in NOT_IN_RECORD}
-        return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
-
     def rate(self, step: int) -> float:
         """The learning rate of a step, from 0 on."""
         assert self.steps is not None
@@ -192,7 +181,7 @@ def check_started(config: PriorConfig) -> list[dict[str, Any]]:
         _check_empty(folder)
     lines = read_record(folder / RECORD_FILE) if started else []
     if lines:
-        _compare(folder, lines[0], config.as_dict())
+        config.check_same(f"the prior in {folder}", {**dict.fromkeys(config.identifying), **lines[0]})
     return lines
 
 
@@ -230,11 +219,3 @@ def unfinished(folder: str | Path) -> str | None:
         return None
     done = max([*(line["step"] for line in lines[1:]), *map(step_of, checkpoints(Path(folder)))], default=0)
     return f"the prior in {folder} is not finished: {done:,} of {lines[0]['steps']:,} steps are done"
-
-
-def _compare(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    differing = [name for name in IDENTITY if name != "steps" and theirs.get(name) != ours[name]]
-    if differing:
-        before = ", ".join(f"{name}={theirs.get(name)!r}" for name in differing)
-        now = ", ".join(f"{name}={ours[name]!r}" for name in differing)
-        raise ValueError(f"the prior in {folder} was started with {before} but is resumed with {now}")

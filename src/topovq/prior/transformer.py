@@ -20,15 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from topovq.grid import Grid, check_range
-from topovq.pretrained import HubModule
-from topovq.prior.head import FlatHead, Head, MapHead, check_drawing
+from topovq.pretrained import HubModel
+from topovq.prior.choosing import check_drawing
+from topovq.prior.head import FlatHead, Head, MapHead
 from topovq.prior.layers import Block, TokenInput, rotary_turns
-from topovq.storage import CONFIG, WEIGHTS, write_files
 
 if TYPE_CHECKING:
     from topovq.tokenizer.atlas import Chart
@@ -41,7 +40,7 @@ MOST_TOKENS, MOST_LAYERS = 1 << 16, 1024  # more would take for ever to build
 SPREAD = 0.02  # standard deviation of the weights at first
 
 
-class Prior(nn.Module, HubModule):
+class Prior(nn.Module, HubModel):
     """p(tokens of an image | class).
 
     shapes     of one image's tokens, one a level, coarsest first: [[8, 8]], [[8, 8], [16, 16]], or [[8, 8, 4]] of a
@@ -283,15 +282,6 @@ class Prior(nn.Module, HubModule):
         return json.loads(
             json.dumps({"model": KIND, **self._hub_mixin_config, "tokenizer": self.tokenizer, "run": self.run})
         )
-
-    def files(self) -> dict[str, bytes]:
-        """What `save_pretrained` writes, by file name."""
-        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        config = json.dumps(self.config, indent=2, sort_keys=True) + "\n"
-        return {WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}), CONFIG: config.encode()}
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        write_files(save_directory, self.files())
 
     @classmethod
     def _check_config(cls, config: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.pretrained import HubModule
+from topovq.pretrained import HubModel
 from topovq.quantizers import Quantized, Quantizer, ResidualVQ
-from topovq.storage import write_files
 from topovq.tokenizer.models.blocks import halvings
 from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.models.registry import as_meant, build_quantizer, spelled_out
@@ -50,7 +48,7 @@ class Output(NamedTuple):
     quantizer_loss: Tensor
 
 
-class Tokenizer(nn.Module, HubModule):
+class Tokenizer(nn.Module, HubModel):
     """Base of VQVAE, VQVAE2 and VQGAN: normalization, losses, tokens, saving.
 
     Subclasses give `features`, `reconstruct` and, with several levels, `descend`.
@@ -187,16 +185,6 @@ class Tokenizer(nn.Module, HubModule):
         options = spelled_out(arguments["quantizer"], arguments["quantizer_options"] or {})
         config = {"model": self.kind, **arguments, "quantizer_options": options}
         return json.loads(json.dumps(config))  # tuples become lists here, not after a save
-
-    def files(self) -> dict[str, bytes]:
-        """What `save_pretrained` writes, by file name: the weights as safetensors, the configuration as JSON."""
-        # contiguous: safetensors refuses the strides of channels-last weights
-        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        config = json.dumps(self.config, indent=2, sort_keys=True) + "\n"
-        return {WEIGHTS_FILE: safetensors.torch.save(weights, metadata={"format": "pt"}), CONFIG_FILE: config.encode()}
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        write_files(save_directory, self.files())
 
     @classmethod
     def _check_config(cls, config: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""VQ-VAE: one level of tokens (van den Oord et al. 2017), with the sizes of SPEC's CIFAR-10 model as defaults."""
+"""VQ-VAE: one level of tokens (van den Oord et al. 2017), with the sizes of the paper's CIFAR-10 model as defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VQ-VAE-2: tokens on several scales (Razavi et al. 2019), with the sizes of SPEC's 256x256 models as defaults."""
+"""VQ-VAE-2: tokens on several scales (Razavi et al. 2019), with the sizes of the paper's 256x256 models as defaults."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from topovq.neighborhood import narrowing, recommended_decay
 from topovq.quantizers.kohonen import REACH, RECOMMENDED, follows_gradient, make_grid
@@ -47,12 +47,57 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+class Configuration:
+    """What configurations have in common, a dataclass each: an id, and their values as a record has them.
+
+    identifying    names of the fields that decide the result
+    not_in_record  names of those that a record leaves out
+    """
+
+    identifying: ClassVar[tuple[str, ...]]
+    not_in_record: ClassVar[tuple[str, ...]]
+    out: Path | None
+    steps: int | None
+    batch_size: int | None
+    validate_every: int | None
+    checkpoint_every: int | None
+    keep_checkpoints: int
+    log_every: int | None
+
+    @property
+    def run_id(self) -> str:
+        """12 hex digits: the hash of the resolved values that identify the run."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The values of the fields that decide the result."""
+        values = self.as_dict()
+        return {name: values[name] for name in self.identifying}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as JSON-able values, as the record's first line has it."""
+        values = {name: v for name, v in dataclasses.asdict(self).items() if name not in self.not_in_record}  # type: ignore[call-overload]
+        return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+
+    def check_same(self, what: str, told: Mapping[str, Any]) -> None:
+        """Refuse to go on with a training that was started, as `told`, with other values; its length may differ."""
+        ours = self.identity
+        differing = [name for name in ours if name != "steps" and name in told and told[name] != ours[name]]
+        if differing:
+            before, now = (", ".join(f"{name}={each[name]!r}" for name in differing) for each in (told, ours))
+            raise ValueError(f"{what} was started with {before} but is resumed with {now}")
+
+
 @dataclass
-class TrainConfig:
+class TrainConfig(Configuration):
     """One training run. The defaults are the paper's; `resolve()` fills in what is left open.
 
     A run that is resumed keeps what it was started with, where that is left open.
     """
+
+    identifying = IDENTITY
+    not_in_record = NOT_IN_RECORD
 
     data: str = "photos"
     """Data set by name (see `topovq data`), or the path of a folder of images or of tar shards."""
@@ -227,18 +272,6 @@ class TrainConfig:
                     f"model option {name!r} has an option of its own: give {name}={self.model_options[name]!r}"
                 )
             check_name(f"option of model {self.model!r}:", name, [n for n in known if n not in ("mean", "std")])
-
-    @property
-    def run_id(self) -> str:
-        """12 hex digits: the hash of the resolved values of the fields in IDENTITY."""
-        values = self.as_dict()
-        identity = {name: values[name] for name in IDENTITY}
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The configuration as JSON-able values, as the record's first line has it."""
-        values = {name: v for name, v in dataclasses.asdict(self).items() if name not in NOT_IN_RECORD}
-        return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
 
     def build_model(self, image_size: int, mean: Sequence[float], std: Sequence[float]) -> Tokenizer:
         """The model of this (resolved) configuration for a data set's image size and pixel statistics."""

@@ -11,11 +11,9 @@ The run's folder:
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Generator
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,22 +24,18 @@ from topovq.tokenizer.atlas import charts, map_picture
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training.alone import alone
+from topovq.tokenizer.training.base import Training
 from topovq.tokenizer.training.card import write_card
-from topovq.tokenizer.training.checkpoint import (
-    checkpoints,
-    load_checkpoint,
-    load_newest,
-    save_checkpoint,
-)
-from topovq.tokenizer.training.config import IDENTITY, TrainConfig
+from topovq.tokenizer.training.checkpoint import checkpoints
+from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.cost import LAST, Cost
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import Validation
 from topovq.tokenizer.training.feed import open_feed
-from topovq.tokenizer.training.interrupt import Dropped, Interrupted, StopRequest
+from topovq.tokenizer.training.interrupt import Dropped, StopRequest
 from topovq.tokenizer.training.interval import Figures
-from topovq.tokenizer.training.progress import Logger, Reporter, TensorBoard, WeightsAndBiases, check_loggers
-from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, read_record
+from topovq.tokenizer.training.progress import TIMED, Logger, Reporter, TensorBoard, WeightsAndBiases, check_loggers
+from topovq.tokenizer.training.record import environment, read_record
 from topovq.tokenizer.training.result import RunResult, check_folder
 from topovq.tokenizer.training.snapshots import Snapshots, in_rows, originals_and_decoded
 from topovq.tokenizer.training.step import TrainStep, fastest_convolutions, make_optimizer
@@ -49,7 +43,6 @@ from topovq.tokenizer.training.trace import Trace
 from topovq.tokenizer.training.watch import Diverged, UsageWatch, is_finite
 
 SHOWN = 8  # validation images in TensorBoard
-TIMED = 3  # steps after which a run on the CPU says how long it will take; on a GPU see cost.py
 
 
 def train(config: TrainConfig, *, source: Source | None = None, quiet: bool = False) -> RunResult:
@@ -71,36 +64,25 @@ def train(config: TrainConfig, *, source: Source | None = None, quiet: bool = Fa
             return Run(resolved, opened, world, quiet).train()
 
 
-class Run:
+class Run(Training):
     """The state of one training run and the order in which things happen to it.
 
     `at_once` is how many runs share the device, which the record says since it explains how long they took.
     """
 
+    what = "run"
+
     def __init__(self, config: TrainConfig, source: Source, world: World, quiet: bool, at_once: int = 1) -> None:
-        assert config.out is not None
-        assert config.batch_size is not None
+        super().__init__(config, world, quiet)
         assert config.learning_rate is not None
-        assert config.steps is not None
-        assert config.validate_every is not None
-        assert config.checkpoint_every is not None
-        assert config.log_every is not None
-        self.total, self.log_every = config.steps, config.log_every
-        self.validate_every, self.checkpoint_every = config.validate_every, config.checkpoint_every
-        self.config, self.source, self.world, self.folder = config, source, world, config.out
-        self.at_once = at_once
-        self.batch_size = config.batch_size
-        self.record = Record(self.folder / RECORD_FILE)
+        self.config, self.source, self.at_once = config, source, at_once
         self.snapshots = Snapshots(self.folder, config.snapshots, self.total)
         self.cost = Cost(world.device)
-        self.quiet = quiet or not world.leads
         torch.manual_seed(config.seed)
         model = config.build_model(source.size, source.mean, source.std)
         self.model: Tokenizer = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
         self.optimizer = make_optimizer(self.model, config.learning_rate, config.weight_decay, world.device)
-        self.step, self.seconds, self.best = 0, 0.0, float("inf")
-        self.validation: dict[str, float] = {}
         self.skipped = 0.0
         self.health: dict[str, float] = {}
         self.shown_BCHW: torch.Tensor | None = None
@@ -120,9 +102,7 @@ class Run:
         while the cost of a step is measured."""
         with alone(self.folder, self.world):
             self.cost.begin()
-            load_newest(self.folder, self._load, self.world)
-            if self.step > self.total:
-                raise ValueError(f"the run in {self.folder} is at step {self.step} already, beyond steps={self.total}")
+            self.resume()
             feed = open_feed(self.source, self.batch_size, self.config.seed, self.step, self.world)
             bf16 = self.config.precision == "bf16"
             take_step = TrainStep(
@@ -141,6 +121,7 @@ class Run:
             self._begin()  # the first line that is written: whatever can be wrong is known by now
             reporter.skipped = self.skipped  # what was warned of before is not news
             reporter.health = self.health
+            reporter.timed = TIMED if self.world.device.type == "cpu" else LAST
             reporter.watch = UsageWatch(self.model.quantizers, self.config.quantizer, self.config.quantizer_options)
             with reporter:
                 reporter.start(self.config, self.source, self.world.device)
@@ -161,7 +142,6 @@ class Run:
         if self._owes_validation():
             self._validate(reporter, stop)
         self.cost.start()
-        first, timed = self.step, TIMED if self.world.device.type == "cpu" else LAST
         while self.step < self.total:
             try:
                 trace.step(self.step + 1)
@@ -175,18 +155,10 @@ class Run:
             self.step += 1
             self.cost.step()
             reporter.step(self.step)
-            if self.step == first + 1:
-                second = time.monotonic()
-            elif self.step == first + timed:
-                reporter.estimate((time.monotonic() - second) / (timed - 1))
-            last = self.step == self.total
-            validating = last or self.step % self.validate_every == 0
-            saving = last or self.step % self.checkpoint_every == 0
-            logging = validating or saving or self.step % self.log_every == 0
+            last, validating, saving, logging = self.due()
             if logging:
                 figures.send(self.step, take_step.read())
-            # Processes must stop at the same step, so several look only where they are logging.
-            stopping = self.world.any(bool(stop.signum)) if logging or self.world.size == 1 else False
+            stopping = self.stopping(stop, logging)
             if validating or saving or stopping:
                 self.cost.give_up()
                 figures.show()
@@ -202,7 +174,7 @@ class Run:
                 if validating:
                     self._validate(reporter, stop)
                 if saving:
-                    self._save()
+                    self.save()
                 figures.restart()
             self._keep_snapshot()
             if not self.cost.measuring:
@@ -210,12 +182,8 @@ class Run:
 
     def _stop(self, stop: StopRequest) -> NoReturn:
         """Leave a checkpoint, from which the same run goes on."""
-        self._save()
-        raise Interrupted(
-            stop.signum or signal.SIGTERM,
-            f"stopped at step {self.step:,} of {self.total:,}; the checkpoint is in {self.folder}: "
-            "the same command with --resume continues",
-        )
+        self.save()
+        self.stopped(stop)
 
     def _owes_validation(self) -> bool:
         """Whether the run was stopped after a step that is validated, but before it was."""
@@ -225,53 +193,22 @@ class Run:
         return not any(line["event"] == "validation" and line["step"] == self.step for line in lines)
 
     def _begin(self) -> None:
-        """Start the record, or take it up at the checkpoint that was loaded."""
-        config = {
+        if self.world.leads:
+            self.snapshots.rewind(self.step)
+        self.begin_record({
             "id": self.config.run_id,
             **self.config.as_dict(),
             **{f"source_{name}": value for name, value in self.source.describe().items()},
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **environment(self.world.device, self.world.size),
             "at_once": self.at_once,
-        }
-        if self.world.leads:
-            self.snapshots.rewind(self.step)
-            if self.record.path.exists():
-                self.record.rewind(self.step, **config)
-                self.record.append("resumed", step=self.step, **environment(self.world.device, self.world.size))
-            else:
-                self.record.start(**config)
-        self.world.wait()
+        })  # fmt: skip
 
-    def _load(self, checkpoint: Path) -> None:
-        state = load_checkpoint(checkpoint, self.model, self.optimizer, self.world.device)
-        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
-        self.validation, self.skipped = state["validation"], state["skipped"]
-        self.health = state.get("health", {})
-        if len(state["rng"]) == self.world.size:  # another number of processes has no generator state of its own
-            torch.set_rng_state(state["rng"][self.world.rank])
-            if self.world.device.type == "cuda" and state["cuda_rng"]:
-                torch.cuda.set_rng_state(state["cuda_rng"][self.world.rank], self.world.device)
+    def state(self) -> dict[str, Any]:
+        return {"skipped": self.skipped, "health": self.health}
 
-    def _save(self) -> None:
-        cuda = self.world.device.type == "cuda"
-        rng = self.world.gather(torch.get_rng_state())
-        cuda_rng = self.world.gather(torch.cuda.get_rng_state(self.world.device)) if cuda else []
-        state = {
-            "optimizer": self.optimizer.state_dict()["state"],
-            "rng": rng,
-            "cuda_rng": cuda_rng,
-            "seconds": self.seconds,
-            "best": self.best,
-            "validation": self.validation,
-            "skipped": self.skipped,
-            "health": self.health,
-        }
-        if self.world.leads:
-            told = self.config.as_dict()
-            identity = {name: told[name] for name in IDENTITY}
-            save_checkpoint(self.folder, self.step, self.model, state, self.config.keep_checkpoints, identity)
-        self.world.wait()
+    def take(self, state: dict[str, Any]) -> None:
+        self.skipped, self.health = state["skipped"], state.get("health", {})
 
     def _validate(self, reporter: Reporter, stop: StopRequest) -> None:
         try:
@@ -316,14 +253,13 @@ class Run:
                 self.snapshots.keep(self.step, self.model, self._shown())
 
     def _finish(self) -> RunResult:
-        config = self.config
         if self.world.leads:
             write_files(self.folder, self.model.files())
             figures = {"best_loss": self.best, "seconds": round(self.seconds, 3), **self.cost.figures()}
             self.record.append("final", step=self.step, steps=self.total, **figures)
             write_card(self.folder, self.model, read_record(self.record.path))
         self.world.wait()
-        return RunResult(self.folder, config.run_id, self.total, self.best, self.seconds, self.validation)
+        return self.result()
 
     def _loggers(self) -> list[Logger]:
         loggers: list[Logger] = []

@@ -22,6 +22,7 @@ from topovq.tokenizer.training.watch import UsageWatch
 
 T = TypeVar("T")
 SMALL = "On a CPU: a small model for a few minutes; --preset full trains the full one."
+TIMED = 3  # steps after which a training says how long it will take
 NARROW, WIDE = 100, 160  # columns of a terminal from which on the bar says more
 ROOMY = 120  # from which on the line of a validation does
 BESIDE = 94  # columns that the bar's words and figures take in between
@@ -104,6 +105,7 @@ class Reporter:
         )
         self.task = self.bar.add_task(title, total=steps, completed=done, figures="", left="")
         self.steps, self.first, self.began, self.drawn = steps, done + 1, 0.0, 0.0
+        self.timed = TIMED
         self.skipped = 0.0
         self.warned_nan = False
         self.speed = 0.0
@@ -138,8 +140,12 @@ class Reporter:
         self.say(f"{config.model}, {config.quantizer}: {config.codebook_size:,} codes, {self.steps:,} steps on {place}")
 
     def step(self, step: int) -> None:
-        """`step` steps are done: the bar moves, and from the second one on it says how long the rest takes."""
+        """`step` steps are done: the bar moves, and from the second one on it says how long the rest takes. After
+        `timed` of them a line says how long all take."""
         now = time.monotonic()
+        if step == self.first + self.timed - 1:
+            seconds = (now - self.began) / (self.timed - 1)
+            self.say(f"about {duration(seconds * self.steps)} for {self.steps:,} steps ({seconds:.2g} s a step)")
         if step <= self.first:
             self.began = now
         elif self.first + 2 < step < self.steps and now - self.drawn < SHOWN_EVERY:
@@ -151,10 +157,6 @@ class Reporter:
         elif step > self.first:
             left = duration((now - self.began) / (step - self.first) * (self.steps - step))
         self.bar.update(self.task, completed=step, left=left, refresh=True)
-
-    def estimate(self, seconds: float) -> None:
-        """How long all of it takes, from the seconds of a step."""
-        self.say(f"about {duration(seconds * self.steps)} for {self.steps:,} steps ({seconds:.2g} s a step)")
 
     def interval(self, step: int, figures: dict[str, float], speed: float, levels: Sequence[Health] = ()) -> None:
         """Figures of the steps since the last call; `speed` is in steps a second, `levels` are the quantizers' healths.
@@ -178,11 +180,7 @@ class Reporter:
             completed=step,
             figures=self._figures(figures),
         )
-        if not math.isfinite(figures["loss"]) and not self.warned_nan:
-            self.warned_nan = True
-            self.say(
-                f"[bold red]warning:[/] the loss is {figures['loss']} at step {step}; a lower learning rate may help"
-            )
+        self.warn_of_nan(step, figures["loss"])
         if figures["skipped"] > self.skipped:
             new = figures["skipped"] - self.skipped
             self.say(
@@ -195,6 +193,12 @@ class Reporter:
             self.say(f"[bold red]warning:[/] {warning}")
         shown = {f"train/{name}": value for name, value in figures.items() if name != "steps"}
         self._log(step, {**shown, "train/images_per_second": self.speed})
+
+    def warn_of_nan(self, step: int, loss: float) -> None:
+        """Say once that a loss is no number."""
+        if not math.isfinite(loss) and not self.warned_nan:
+            self.warned_nan = True
+            self.say(f"[bold red]warning:[/] the loss is {loss} at step {step}; a lower learning rate may help")
 
     def _figures(self, figures: dict[str, float]) -> str:
         loss, perplexity, usage = (figures[name] for name in ("loss", "perplexity", "usage"))

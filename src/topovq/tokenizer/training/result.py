@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topovq.tokenizer.training.checkpoint import checkpoints, identity_of, newest_whole
-from topovq.tokenizer.training.config import IDENTITY, TrainConfig, told_options
+from topovq.tokenizer.training.config import TrainConfig, told_options
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
 
@@ -33,16 +33,8 @@ def check_folder(config: TrainConfig) -> RunResult | None:
     newest = newest_whole(folder) if not started else None
     told = lines[0] if started else identity_of(newest) if newest is not None else {}
     if told:
-        ours, theirs = config.as_dict(), {**told, "quantizer_options": told_options(told)}
-        names = [n for n in IDENTITY if n != "steps" and (started or n in told)]
-        differing = [n for n in names if theirs.get(n) != ours[n]]
-        if differing:
-            raise ValueError(
-                f"the run in {folder} was started with "
-                + ", ".join(f"{n}={theirs.get(n)!r}" for n in differing)
-                + " but is resumed with "
-                + ", ".join(f"{n}={ours[n]!r}" for n in differing)
-            )
+        missing = dict.fromkeys(config.identifying) if started else {}  # a checkpoint may tell of fewer
+        config.check_same(f"the run in {folder}", {**missing, **told, "quantizer_options": told_options(told)})
     if lines and lines[-1]["event"] == "final" and lines[-1]["steps"] == config.steps:
         return result_of(folder)
     return None

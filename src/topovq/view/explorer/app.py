@@ -24,7 +24,7 @@ from fastapi import Path as InPath
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from topovq.metrics import psnr
+from topovq.metrics import psnr, ssim
 from topovq.prior.generate import Pair
 from topovq.storage import model_id
 from topovq.tokenizer.atlas import Chart, enlarge, fields, from_planes, neighbor_distances, places, tiles
@@ -40,7 +40,7 @@ from topovq.view.explorer.problems import PROBLEMS, SMALL, ApiError, Gate, speak
 from topovq.view.explorer.schemas import MapNumber, RunNumber
 from topovq.view.explorer.sheets import sheet_of
 from topovq.view.film import Film
-from topovq.view.report import Study, ssim
+from topovq.view.report import Study
 from topovq.view.report.images import data_uri, png_bytes, sheet, to_array
 
 PAGE = Path(__file__).parent / "page"
@@ -154,7 +154,7 @@ def create_app(
                 original=data_uri(to_array(original[0])),
                 reconstruction=data_uri(to_array(decoded[0])),
                 psnr=ratio if np.isfinite(ratio) else None,
-                ssim=ssim(decoded[0], original[0]),
+                ssim=float(ssim(decoded, original)),
             )
 
         return await in_turn(work)

@@ -1,7 +1,7 @@
 """What a run is, on one page: `topovq report RUN [RUN ...]`."""
 
 from topovq.view.report.page import CURVES, DEMO_FILE, DEMO_LINK, REPORT_FILE, write_page, write_report
-from topovq.view.report.study import Study, ssim, study, with_channels
+from topovq.view.report.study import Study, study, with_channels
 
 __all__ = [
     "CURVES",
@@ -9,7 +9,6 @@ __all__ = [
     "DEMO_LINK",
     "REPORT_FILE",
     "Study",
-    "ssim",
     "study",
     "with_channels",
     "write_page",

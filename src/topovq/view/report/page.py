@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from topovq.drawing import draw, enlarge
-from topovq.metrics import neighbor_distances, psnr, usage
+from topovq.metrics import neighbor_distances, psnr, ssim, usage
 from topovq.storage import write_atomic
 from topovq.tokenizer.atlas import map_picture
 from topovq.view.report.curves import curves, legend
 from topovq.view.report.images import colored, data_uri, sheet
-from topovq.view.report.study import Study, ssim, study
+from topovq.view.report.study import Study, study
 
 REPORT_FILE = "report.html"
 DEMO_FILE, DEMO_LINK = "index.html", "The demo: both runs side by side"  # beside the runs of `topovq demo`
@@ -181,7 +181,7 @@ def _maps(s: Study, budget: int) -> str:
 def _reconstructions(s: Study, budget: int) -> str:
     images = s.images_BCHW[_spread(len(s.images_BCHW), PAIRS)]
     decoded = s.decode(s.encode(images))
-    scores = [(psnr(a, b), ssim(a, b)) for a, b in zip(decoded, images)]
+    scores = zip([psnr(a, b) for a, b in zip(decoded, images)], ssim(decoded, images).tolist())
     pairs = "".join(
         figure(sheet([[image, ours]]), f"{_number(p, '.1f')} dB, SSIM {q:.3f}", budget // PAIRS)
         for image, ours, (p, q) in zip(images, decoded, scores)

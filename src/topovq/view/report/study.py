@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,12 +116,3 @@ def with_channels(images_B3HW: Tensor, model: Tokenizer) -> Tensor:
     if model.channels != 1:
         raise ValueError(f"the model takes images of {model.channels} channels; pictures of 1 or 3 can be shown")
     return images_B3HW.float().mean(1, keepdim=True).round().to(torch.uint8)
-
-
-def ssim(ours_CHW: Tensor, theirs_CHW: Tensor) -> float:
-    """Structural similarity of two uint8 images of at least 3 x 3 pixels, 1 where they are the same."""
-    from skimage.metrics import structural_similarity
-
-    window = min(7, (min(ours_CHW.shape[1:]) - 1) // 2 * 2 + 1)
-    ours, theirs = (np.asarray(image) for image in (ours_CHW, theirs_CHW))
-    return float(structural_similarity(ours, theirs, win_size=window, channel_axis=0, data_range=255))

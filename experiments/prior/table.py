@@ -2,12 +2,18 @@
 
 A row is one head on the tokens of one codebook, its numbers the means over the seeds that were run. What nobody has run
 yet is named below the table. Runs of one row that saw other images are refused.
+
+    python -m experiments.prior.table records/prior --out docs/results
+
+writes two more tables for every data set whose samples were looked at: token-errors-DATA.csv and compression-DATA.csv,
+of what tokens.py measures.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +22,13 @@ import torch
 
 from experiments.clients_run import read
 from experiments.plots import canvas, style
-from experiments.prior_cells import Cell, cells, quick_cells
-from experiments.prior_run import STUDY, run_cells
+from experiments.prior.cells import Cell, cells, quick_cells
+from experiments.prior.run import STUDY, run_cells
+from experiments.prior.tokens import ERROR_COLUMNS, FORMS, SIZE_COLUMNS, as_csv
 from experiments.runs import FACTS, Spread, some
 from experiments.specs import QUICK, Options
 from experiments.tables import Table, check_whole
+from topovq.storage import write_atomic
 from topovq.view.pictures import COLORS
 
 ASKED = ("data", "codebook", "K", "head", "smoothing", "n", "bits_per_token", "head_parameters", "ms", "memory_gib")
@@ -268,3 +276,64 @@ def draw_prior(table: Table) -> Any:
         for ax in (left, right):
             ax.legend()
     return figure
+
+
+# What was measured of the tokens of models with samples
+
+
+def errors_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of token-errors-DATA.csv, of one tokenizer."""
+    facts = _book_facts(record)
+    rows = record["sampled"].get("errors", [])
+    for row in rows:
+        tokens = record["sampled"]["error_tokens"]
+        lost = rows[0]["psnr"] - row["psnr"]
+        yield {**facts, "codebook": Cell.of(record["cell"]).book.codebook, "tokens": tokens, **row, "psnr_lost": lost}
+
+
+def sizes_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of compression-DATA.csv: what the prior needs is its validation bits. A form that no quality brings to the
+    tokens' PSNR has its own; records of before have none."""
+    told = record["sampled"]["sizes"]
+    sizes = {**told, "prior": record["sampled"]["bits_per_token"] * told["tokens_per_pixel"]}
+    facts = {**_book_facts(record), "images": told["images"]}
+    for form in FORMS:
+        psnr = told.get(f"{form}_psnr", told["psnr"])
+        yield {**facts, "form": form, "bits_per_pixel": sizes[form], "psnr": psnr}
+
+
+def _book_facts(record: dict[str, Any]) -> dict[str, Any]:
+    book = Cell.of(record["cell"]).book
+    known = {name: record.get(name) or "" for name in FACTS}
+    return {"data": book.data, "K": book.K, "images": record["sampled"]["error_images"], **known}
+
+
+def write_extras(records: Path, out: Path) -> list[Path]:
+    """Write both tables of every data set; the files."""
+    found = list(find_sampled([records]).values())
+    if not found:
+        raise FileNotFoundError(f"no record of samples of the study prior is below {records}")
+    written = []
+    for data in sorted({Cell.of(record["cell"]).book.data for record in found}):
+        mine = [record for record in found if Cell.of(record["cell"]).book.data == data]
+        ours = [record for record in mine if Cell.of(record["cell"]).book.codebook == "KSOM"]
+        for name, columns, rows in (
+            ("token-errors", ERROR_COLUMNS, [row for record in mine for row in errors_of(record)]),
+            ("compression", SIZE_COLUMNS, [row for record in ours for row in sizes_of(record)]),
+        ):
+            path = out / f"{name}-{data}.csv"
+            write_atomic(path, as_csv(columns, rows).encode())
+            written.append(path)
+    return written
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, help="folder with the records of the study")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the CSVs")
+    asked = parser.parse_args()
+    print(*write_extras(asked.records, asked.out), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

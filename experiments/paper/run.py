@@ -1,12 +1,12 @@
 """Train the runs behind the paper's claims on a GPU, as far as the time goes; the same command goes on.
 
-python -m experiments.paper_run --plan                                    groups, runs that are left, GPU minutes
-python -m experiments.paper_run --out OUT --limit 540                     CIFAR-10, most valuable groups first
-python -m experiments.paper_run --out OUT --limit 540 --only early gas    these groups alone
-python -m experiments.paper_run --out OUT --large --faces F --imagenet I  the groups at 256x256
-python -m experiments.paper_run --out OUT --tiny --device cpu             all groups at a tiny size, to try it
+python -m experiments.paper.run --plan                                    groups, runs that are left, GPU minutes
+python -m experiments.paper.run --out OUT --limit 540                     CIFAR-10, most valuable groups first
+python -m experiments.paper.run --out OUT --limit 540 --only early gas    these groups alone
+python -m experiments.paper.run --out OUT --large --faces F --imagenet I  the groups at 256x256
+python -m experiments.paper.run --out OUT --tiny --device cpu             all groups at a tiny size, to try it
 
-python -m experiments.paper_run --collect OUT                             take what came back into records/paper
+python -m experiments.paper.run --collect OUT                             take what came back into records/paper
 
 OUT gets a record for each finished run, and what was measured of models. Runs that records/paper or OUT has are not
 repeated; those that were cut off go on from their checkpoints in --runs. Needs no command-line packages. Records of the
@@ -32,9 +32,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from experiments.figures import draw
-from experiments.measured import FAILED, SUFFIX, measure, read_failed
-from experiments.paper import Group, groups, large_groups
+from experiments.draw import draw
+from experiments.paper.groups import Group, groups, large_groups
+from experiments.paper.measured import FAILED, SUFFIX, measure, read_failed
 from experiments.runs import REPLACED, Record, Records, missing, resolved
 from experiments.specs import Options
 from topovq.distributed import pick_device
@@ -47,10 +47,10 @@ from topovq.tokenizer.training import Interrupted, TrainConfig, open_data, read_
 from topovq.tokenizer.training.record import RECORD_FILE
 from topovq.tokenizer.training.watch import Diverged
 
-RECORDS = Path(__file__).parents[1] / "records"
+RECORDS = Path(__file__).parents[2] / "records"
 SIDE, TILES = 32, 100  # pixels of an image, images along a side of a sheet
 FIRST = ((59, 62, 63), (154, 177, 187))  # the upper left pixels of the first two images of CIFAR-10
-DATA = {"faces": "faces", "imagenet": "imagenet"}  # data sets that lie where an option says
+DATA = ("faces", "imagenet")  # data sets that lie where an option says
 TINY_MODEL = {"hidden": 8, "residual_layers": 1, "residual_hidden": 4}
 PICTURES = ("map", "shifts", "shifts-wide", "shift-psnr", "topography")
 

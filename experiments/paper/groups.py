@@ -84,7 +84,7 @@ def large_groups() -> list[Group]:
     def worst(dataset: Dataset) -> list[Cell]:
         return [cell for cell in cells("robustness", dataset) if (cell.count_init, cell.update_empty) == ("0", "no")]
 
-    sets: tuple[Dataset, ...] = ("celebahq_afhq", "imagenet")
+    sets: tuple[Dataset, ...] = ("faces", "imagenet")
     add("main", sets[0], main(sets[0]), range(2))
     add("main", sets[1], main(sets[1]), range(1))
     for dataset in sets:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from experiments.clients_run import Crops, load_images
 from experiments.methods import build
-from experiments.prior_cells import CODEBOOKS, SIDES, Book
+from experiments.prior.cells import CODEBOOKS, SIDES, Book
 from topovq.grid import Grid
 from topovq.metrics import psnr
 from topovq.tokenizer.models.vqvae import VQVAE

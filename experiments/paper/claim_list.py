@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.claims import (
+from experiments.paper.claims import (
     DIFFERS,
     NOT_RUN,
     SAME,
@@ -26,7 +26,7 @@ from experiments.claims import (
     speedups,
     steps,
 )
-from experiments.paper import EMA, HARD, SHORT
+from experiments.paper.groups import EMA, HARD, SHORT
 from experiments.runs import Record, Records
 from experiments.specs import Cell
 from experiments.tables import Row
@@ -121,7 +121,7 @@ def large(e: Evidence, dataset: str, cell: Cell) -> tuple[list[Record], bool]:
 
 
 def faces_better(e: Evidence) -> Answer:
-    found = [large(e, "celebahq_afhq", cell) for cell in (EMA, HARD)]
+    found = [large(e, "faces", cell) for cell in (EMA, HARD)]
     if not all(runs for runs, _ in found):
         return MISSING
     ema, hard = (1e3 * fmean(run.best for run in runs) for runs, _ in found)
@@ -205,7 +205,7 @@ def in_use(e: Evidence) -> Answer:
 
 
 def faces_top(e: Evidence) -> Answer:
-    found = [large(e, "celebahq_afhq", cell) for cell in (EMA, HARD)]
+    found = [large(e, "faces", cell) for cell in (EMA, HARD)]
     if not all(runs for runs, _ in found):
         return MISSING
     ema, hard = (fmean(run.validations()[-1]["perplexity_0"] for run in runs) for runs, _ in found)
@@ -274,7 +274,7 @@ CLAIMS = [
     Claim(ROBUST, "KSOM is sooner within 10% in these configurations", "Table 3",
           "5.2 against 13.5; 4.8 against 16.3; 4.8 against 6.8", sooner_everywhere, "results.md#robustness"),
     Claim(ROBUST, "Faces, worst configuration: KSOM is far better", "Table 3", "1.74 against 3.73",
-          robust_at_256("celebahq_afhq"), "results-256.md#faces"),
+          robust_at_256("faces"), "results-256.md#faces"),
     Claim(ROBUST, "ImageNet, worst configuration: KSOM is far better", "Table 3", "24.4 against 44.7",
           robust_at_256("imagenet"), "results-256.md#imagenet"),
     Claim(MAP, "Images survive a move of KSOM's tokens by one place, not of EMA-VQ's", "Sec. 4.3, Fig. 4", "by eye",

@@ -1,0 +1,1 @@
+"""The study `prior`: models over the tokens of several codebooks."""
