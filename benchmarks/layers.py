@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.compiling import compiled, graph_breaks, told
 from benchmarks.layers_check import check, check_all
 from benchmarks.layers_peers import LIBRARIES, layers
 from benchmarks.layers_table import Shape, Table
@@ -59,7 +60,6 @@ RUNS = ("eager", "compiled", "reduce-overhead", "graph")
 COMPILED = RUNS[1:3]
 RECOMMENDED = "ride"
 LAST_COMPILATION = 25.0  # seconds before the limit: one that starts later would not end before it
-BREAKS = "the compiler may break its graph"
 
 
 def planned(shape: Shape, library: str, mode: str, neighborhood: str, run: str) -> bool:
@@ -135,11 +135,10 @@ class Bench:
                     eager()  # codes that start from vectors have started, and are not compiled twice
                     mib = peak_mib(eager) if cuda else None
                 if compiles:
-                    step, note = compiled(layer, run, library == "topovq"), "" if library == "topovq" else BREAKS
-                    ms = wall_ms(one_step(layer, step, x, grad), self.device, warm=8)
+                    step = one_step(layer, compiled(layer, run, library == "topovq"), x, grad)
+                    ms, note = wall_ms(step, self.device, warm=8), graph_breaks()
                 else:
-                    note = ""
-                    ms = wall_ms(captured(eager) if run == "graph" else eager, self.device)
+                    ms, note = wall_ms(captured(eager) if run == "graph" else eager, self.device), ""
             except Exception as error:  # whatever a library raises is an answer; ours is checked before
                 add(run, kind, shape, STEP, None, note=told(error))
             else:
@@ -187,30 +186,6 @@ class Bench:
             add = partial(self.table.add, "flash-kmeans", "fast", dtype=name, clock="device")
             add("eager", "none", shape, SEARCH, device_ms(call))
             add("graph", "none", shape, SEARCH, device_ms(captured(call)))
-
-
-def compiled(layer: nn.Module, run: str, whole: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """The layer as torch.compile makes it, and for "reduce-overhead" with a mark before each step."""
-    torch._dynamo.reset()
-    made = torch.compile(layer, fullgraph=whole, mode=None if run == "compiled" else run)
-    if run == "compiled":
-        return made
-
-    def marked(x: Tensor) -> tuple[Tensor, ...]:
-        torch.compiler.cudagraph_mark_step_begin()
-        return made(x)
-
-    return marked
-
-
-def told(error: Exception) -> str:
-    """An error as a short note."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
-    if "synchroniz" in str(error):
-        return "it waits for the device: no graph can hold it"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
 
 
 def too_large(library: str, n: int, k: int, d: int) -> str | None:
@@ -266,21 +241,29 @@ def run_cuda(arguments: argparse.Namespace, began: float) -> Table:
 
 
 def alone(bench: Bench, shape: Shape, libraries: list[str]) -> None:
-    """What is no whole step: searches and sums."""
-    has = partial(bench.table.has, shape=shape, run="graph", neighborhood="none")
+    """What is no whole step: searches and sums. One that fails has a row that says why."""
     made = layers(*shape[1:])
-    for mode in ("exact", "fast"):
-        wanted = "topovq" in libraries and not has("topovq", mode, what=ORDERED)
-        if wanted and bench.in_time(f"search {mode} at {shape}"):
-            bench.search(made["topovq", mode, "none"]().to(bench.device), mode, shape)
-    last = "accumulate, one code, deterministic"
-    if "topovq" in libraries and not has("topovq", "exact", what=last) and bench.in_time(f"sums at {shape}"):
-        bench.accumulate(shape)
-    done = has("flash-kmeans", "fast", what=SEARCH, dtype="float16")
-    if "flash-kmeans" in libraries and not done and bench.in_time(f"flash-kmeans at {shape}"):
-        bench.flash_kmeans(shape)
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
+    last = "accumulate, one code, deterministic"  # of the rows of a call, the one that is written last
+    calls: list[tuple[str, str, str, str, Callable[[], None]]] = [
+        *(
+            ("topovq", mode, ORDERED, "float32",
+             partial(lambda mode: bench.search(made["topovq", mode, "none"]().to(bench.device), mode, shape), mode))
+            for mode in ("exact", "fast")
+        ),
+        ("topovq", "exact", last, "float32", partial(bench.accumulate, shape)),
+        ("flash-kmeans", "fast", SEARCH, "float16", partial(bench.flash_kmeans, shape)),
+    ]  # fmt: skip
+    for library, mode, what, dtype, call in calls:
+        where = (library, mode, "graph", "none", shape, what)
+        if library not in libraries or bench.table.has(*where, dtype) or not bench.in_time(f"{what} at {shape}"):
+            continue
+        try:
+            call()
+        except Exception as error:
+            torch.use_deterministic_algorithms(False)
+            bench.table.add(*where, None, dtype=dtype, note=told(error))
+        if bench.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def stages(arguments: argparse.Namespace) -> Iterator[tuple[Shape, list[str]]]:
@@ -337,16 +320,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--runs", nargs="*", choices=RUNS, default=list(RUNS))
     parser.add_argument("--libraries", nargs="*", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--check", choices=["device", "host", "none"], default="device", help="where float64 runs")
-    parser.add_argument("--limit", type=float, default=265.0, help="seconds after which nothing new is started")
-    parser.add_argument(
-        "--commit", default=os.environ.get("COMMIT") or _commit(), help="what the rows say was measured"
-    )
+    parser.add_argument("--limit", type=float, default=255.0, help="seconds after which nothing new is started")
+    parser.add_argument("--commit", default=os.environ.get("COMMIT") or commit(), help="what the rows say was measured")
     arguments = parser.parse_args(argv)
     table = run_cuda(arguments, began) if arguments.device == "cuda" else run_cpu(arguments)
     print(f"{table.added} rows" + (f" in {arguments.out}" if arguments.out else ""), file=sys.stderr)
 
 
-def _commit() -> str:
+def commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

@@ -1,12 +1,13 @@
 """The benchmarks' own helpers: clocks, memory, files that go on, checks, and the pictures from made-up files."""
 
 import csv
+import sys
 import time
 
 import pytest
 import torch
 
-from benchmarks import kernels, layers, layers_check, plots
+from benchmarks import kernels, layers, layers_check, loop, plots
 from benchmarks.layers_table import COLUMNS, Table
 from benchmarks.layers_timing import host_peak_mib, wall_ms
 from benchmarks.measured import RESULTS, SHAPES, SMALL, Results
@@ -100,6 +101,27 @@ def test_a_layer_that_fails_has_a_row_that_says_why(tmp_path):
     assert all(float(row["median_ms"]) > 0 for row in rest)
 
 
+def test_searches_and_sums_are_timed_alone(tmp_path, monkeypatch):
+    """As on a GPU, but for its clock and its graphs."""
+    monkeypatch.setattr(layers, "device_ms", lambda call: (call(), 1.5)[1])
+    monkeypatch.setattr(layers, "captured", lambda call: call)
+    shape, out = (64, 15, 4), tmp_path / "a.csv"
+    bench = layers.Bench(Table(out, **FACTS), torch.device("cpu"), time.perf_counter() + 60, None)
+    layers.alone(bench, shape, ["topovq", "flash-kmeans"])
+    rows = read(out)
+    assert {row["what"] for row in rows if row["mode"] == "exact"} == {
+        "assignment",
+        "assignment, ordered codes",
+        *(f"accumulate, {what}{how}" for what in ("uniform", "one code") for how in ("", ", deterministic")),
+    }
+    assert {(row["clock"], row["median_ms"]) for row in rows} == {("device", "1.5000")}
+    layers.alone(bench, shape, ["topovq"])
+    assert read(out) == rows
+    monkeypatch.setattr(layers, "device_ms", lambda call: 1 / 0)
+    layers.alone(bench, (64, 16, 4), ["topovq"])
+    assert {row["note"] for row in read(out)[len(rows) :]} == {"ZeroDivisionError: division by zero"}
+
+
 def test_nothing_is_started_after_the_limit():
     bench = layers.Bench(Table(None, **FACTS), torch.device("cpu"), time.perf_counter() + 10, None)
     bench.layer(("plain-torch", "exact", "none"), lambda: pytest.fail("compiled too late"), SMALL, ["compiled"])
@@ -144,6 +166,53 @@ def test_the_picture_shows_what_was_measured_and_what_did_not_run():
     assert list(crosses[plots.COLORS["plain-torch"]]) == [262_144, 1_048_576]
     assert list(crosses[plots.COLORS["authors-formulation"]]) == [65_536, 262_144, 1_048_576]
     plots.plt.close(figure)
+
+
+def test_the_loop_times_every_library_and_the_share_of_its_quantizer(tmp_path):
+    pytest.importorskip("vector_quantize_pytorch")
+    out = tmp_path / "loop.csv"
+    arguments = ["--device", "cpu", "--quick", "--out", str(out), "--commit", "c0ffee"]
+    loop.main([*arguments, "--quantizers", "FSQ", "--runs", "eager"])
+    assert [row["quantizer"] for row in read(out)] == ["identity", "FSQ"] * 2
+    before = read(out)
+    loop.main(arguments)
+    rows = read(out)
+    assert rows[:4] == before, "what was measured is measured again"
+    assert tuple(rows[0]) == loop.COLUMNS
+    assert len(rows) == 3 * len(loop.QUANTIZERS), "both cases eager, one compiled"
+    by = {(row["case"], row["quantizer"], row["run"]): row for row in rows}
+    for (case, name, run), row in by.items():
+        assert row["ms"], row["note"]
+        base = float(by[case, "identity", run]["ms"])
+        if name != "identity":
+            assert float(row["quantizer_ms"]) == pytest.approx(float(row["ms"]) - base, abs=2e-4)
+            share = 100 * float(row["quantizer_ms"]) / float(row["ms"])
+            assert float(row["share_percent"]) == pytest.approx(share, abs=0.1)
+        if name.startswith("topovq"):
+            assert row["note"] == "", "the compiler does not see the whole model"
+
+
+def test_the_loop_says_why_a_library_did_not_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vector_quantize_pytorch", None)
+    out = tmp_path / "loop.csv"
+    quick = ["--device", "cpu", "--quick", "--cases", "vqvae", "--quantizers", "FSQ", "--runs", "eager"]
+    loop.main([*quick, "--out", str(out)])
+    _, fsq = read(out)
+    assert fsq["ms"] == ""
+    assert "vector_quantize_pytorch" in fsq["note"]
+
+
+def test_the_loop_trains():
+    case = loop.quick(loop.CASES[0])
+    for make in loop.QUANTIZERS.values():
+        torch.manual_seed(0)
+        cpu = torch.device("cpu")
+        model = loop.Autoencoder(case, make(case.code_dim, case.codebook_size))
+        batches = loop.smooth_images(case, cpu)[:1]
+        step, before = loop.training_step(model, model, batches, cpu), model(batches[0]).item()
+        for _ in range(60):
+            step()
+        assert model(batches[0]).item() < before
 
 
 @pytest.mark.parametrize(
