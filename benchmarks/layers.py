@@ -1,188 +1,191 @@
-"""Vector-quantization layers side by side: forward + backward + update, medians, peak memory, and the floor under them.
+"""Vector-quantization layers side by side: forward + backward + update, memory, and the floor under them.
 
     python -m benchmarks.layers --out benchmarks/results/layers.csv      on CUDA: this library, its peers, a roofline
+    python -m benchmarks.layers --shapes 16384x512x64 --runs compiled    some rows; those in the file stay
     python -m benchmarks.layers --device cpu                             the search on one and two threads
 
-Every row is measured in this run. Peers that are not installed, or whose N x K tensors do not fit, are named and left
-out. Before anything is timed, the kernels are checked against float64.
+Every row is measured in this run. What cannot run has a row that says why. `run` is how a step is started: eager;
+compiled by torch.compile, in its default mode or with "reduce-overhead"; or captured in a CUDA graph. Ours is compiled
+with fullgraph=True; the peers may break the graph. A step is timed by the host's clock, as users see it: the median of
+stretches of steps in a row. A search or a sum alone is timed by the clock of the GPU (column `clock`).
+Before anything is timed, the kernels are checked against float64. A run that is stopped, or ends by --limit, goes on
+where it stopped when it is started again.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.layers_check import check, check_edges, check_updates
-from benchmarks.layers_peers import layers
+from benchmarks.compiling import compiled, graph_breaks, told
+from benchmarks.layers_check import check, check_all
+from benchmarks.layers_peers import LIBRARIES, layers
+from benchmarks.layers_table import Shape, Table
+from benchmarks.layers_timing import captured, ceilings, device_ms, floor_ms, host_peak_mib, peak_mib, wall_ms
 from topovq import KohonenVQ
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import nearest
 
-COLUMNS = (
-    *("library", "mode", "neighborhood", "N", "K", "d", "dtype", "what", "median_ms", "peak_mib", "roofline_ms"),
-    *("gpu", "driver", "torch", "triton", "commit", "date"),
-)
-SHAPES = [
+SMALL: Shape = (16_384, 512, 64)
+# What people train: few vectors a step, or many short codes
+COMMON: list[Shape] = [
+    SMALL,
+    (8_192, 4_096, 256),
+    (32_768, 16_384, 8),
+    (32_768, 16_384, 32),
+    (100_000, 1_000, 96),
+    (262_144, 1_024, 128),
+    (65_536, 131_072, 16),
+]
+LARGE: list[Shape] = [
     (524_288, 512, 64),
     (131_072, 8_192, 256),
     (65_536, 65_536, 64),
     (65_536, 262_144, 64),
-    (16_384, 512, 64),
     (65_536, 1_048_576, 64),
 ]
-STEP = "fwd+bwd+update"
-ORDERED = "assignment, ordered codes"
-MOST_SECONDS = 2.0  # a layer slower than this per step is timed once
+STEP, SEARCH, ORDERED = "fwd+bwd+update", "assignment", "assignment, ordered codes"
+RUNS = ("eager", "compiled", "reduce-overhead", "graph")
+COMPILED = RUNS[1:3]
+RECOMMENDED = "ride"
+LAST_COMPILATION = 25.0  # seconds before the limit: one that starts later would not end before it
 
 
-def one_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+def planned(shape: Shape, library: str, mode: str, neighborhood: str, run: str) -> bool:
+    """Whether a row is measured where nobody chose the shapes. To compile a layer takes 5 to 20 s, so few are."""
+    if run not in COMPILED:
+        return True
+    if library == "topovq":
+        return mode == "exact" and shape in COMMON and (neighborhood == RECOMMENDED or shape == SMALL)
+    return shape == SMALL or (library == "plain-torch" and shape == (32_768, 16_384, 8))
+
+
+def timed(shape: Shape, library: str, mode: str, kind: str) -> bool:
+    """Whether a layer is timed at a shape: with all neighborhoods where they are drawn, else those that people use."""
+    drawn = shape in LARGE or shape == SMALL
+    if library != "topovq":
+        return True
+    if mode == "fast":
+        return kind == ("hard" if drawn else RECOMMENDED)
+    return drawn or kind in ("none", "gaussian", RECOMMENDED)
+
+
+def one_step(
+    layer: nn.Module, called: Callable[..., tuple[Tensor, ...]], x: Tensor, grad: Tensor
+) -> Callable[[], tuple[Tensor, ...]]:
+    """A step of a layer that is called as `called`: itself, or what the compiler made of it."""
     takes_batches = type(layer).__module__.startswith("vector_quantize")
     inputs = x[None] if takes_batches else x
 
     def step() -> tuple[Tensor, ...]:
-        quantized, index, loss = layer(inputs)
+        quantized, index, loss = called(inputs)
         (dx,) = torch.autograd.grad((quantized, loss), x, (grad.view_as(quantized), torch.ones_like(loss)))
         return quantized, index, dx
 
     return step
 
 
-def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """The step as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+class Bench:
+    """The rows of one device: what is timed, where it is written, and until when."""
 
+    def __init__(self, table: Table, device: torch.device, ends: float, ceiling: tuple[float, float] | None) -> None:
+        self.table, self.device, self.ends, self.ceiling = table, device, ends, ceiling
+        self.left: list[str] = []  # rows that the limit left out
 
-def median_ms(call: Callable[[], object], seconds: float = 0.2) -> float:
-    call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    once = time.perf_counter() - start
-    if once > MOST_SECONDS:
-        return once * 1e3
-    times = []
-    for _ in range(max(5, min(200, int(seconds / once)))):
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        call()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last))
-    return statistics.median(times)
+    def in_time(self, what: str, seconds: float = 0.0) -> bool:
+        late = time.perf_counter() + seconds > self.ends
+        if late:
+            self.left.append(what)
+        return not late
 
-
-def peak_mib(step: Callable[[], tuple[Tensor, ...]]) -> float:
-    """The most memory a step holds beyond the layer, its inputs and its outputs."""
-    outputs = sum(t.numel() * t.element_size() for t in step())
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return max(0.0, torch.cuda.max_memory_allocated() - before - outputs) / 2**20
-
-
-def ceilings() -> tuple[float, float]:
-    """(bytes a second of a large copy, read and write counted; bf16 operations a second of a large matrix product)."""
-    a = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    b = torch.empty_like(a)
-    bandwidth = 2 * a.numel() / (median_ms(lambda: b.copy_(a)) / 1e3)
-    m = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    return bandwidth, 2 * 8192**3 / (median_ms(lambda: m @ m) / 1e3)
-
-
-def floor_ms(n: int, k: int, d: int, size: int, exact: bool, bandwidth: float, rate: float) -> float:
-    """Bytes: x and q and their gradients once, x and q once more in the backward pass, codes and their statistics.
-
-    Operations: one product in float16, three for float32's accuracy.
-    """
-    moved = 6 * n * d * size + 8 * n + 10 * k * d * 4
-    return max(moved / bandwidth, 2 * n * k * d * (3 if exact else 1) / rate) * 1e3
-
-
-class Table:
-    """Rows, printed and appended to the CSV file as they are measured."""
-
-    def __init__(self, out: Path | None, **common: str) -> None:
-        self.out, self.common, self.rows = out, common, 0
-        if out:
-            out.write_text(",".join(COLUMNS) + "\n")
-
-    def add(self, library: str, mode: str, neighborhood: str, shape: tuple[int, int, int], what: str, ms: float,
-            mib: float | None = None, floor: float | None = None, dtype: str = "float32") -> None:  # fmt: skip
-        n, k, d = shape
-        row = {"library": library, "mode": mode, "neighborhood": neighborhood, "N": n, "K": k, "d": d,
-               "dtype": dtype, "what": what,
-               "median_ms": f"{ms:.4f}", "peak_mib": "" if mib is None else f"{mib:.1f}",
-               "roofline_ms": "" if floor is None else f"{floor:.4f}", **self.common}  # fmt: skip
-        memory = "" if mib is None else f"{mib:10.1f} MiB"
-        below = "" if floor is None else f"{floor:9.3f} floor"
-        print(f"  {library:<24}{mode:<16}{neighborhood:<12}{what:<27}{ms:9.3f} ms{memory}{below}", flush=True)
-        self.rows += 1
-        if self.out:
-            with open(self.out, "a", newline="") as file:
-                csv.DictWriter(file, COLUMNS).writerow(row)
-
-
-def run_cuda(arguments: argparse.Namespace) -> int:
-    import triton
-
-    smi = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    table = Table(
-        arguments.out,
-        gpu=torch.cuda.get_device_name(),
-        driver=smi.stdout.strip(),
-        torch=torch.__version__,
-        triton=triton.__version__,
-        commit=arguments.commit,
-        date=datetime.date.today().isoformat(),
-    )
-    check_edges()
-    check_updates()
-    bandwidth, rate = ceilings()
-    print(f"{bandwidth / 1e12:.2f} TB/s copy, {rate / 1e12:.0f} TFLOP/s bf16", flush=True)
-    for shape in SHAPES:
-        print("N={:,} K={:,} d={}".format(*shape), flush=True)
-        check(*shape)
-        for (library, mode, neighborhood), make in layers(*shape[1:]).items():
-            reason = too_large(library, *shape)
-            if reason:
-                print(f"  {library:<24}left out: {reason}")
+    def layer(self, name: tuple[str, str, str], make: Callable[[], nn.Module], shape: Shape, runs: list[str]) -> None:
+        """The rows of a layer at a shape, one for each way to run it; a row without a time says why."""
+        library, mode, kind = name
+        runs = [run for run in runs if not self.table.has(library, mode, run, kind, shape, STEP)]
+        add = partial(self.table.add, library, mode)
+        cuda = self.device.type == "cuda"
+        if runs and cuda and (reason := too_large(library, *shape)):
+            for run in runs:
+                add(run, kind, shape, STEP, None, note=reason)
+            return
+        layer, mib = None, None
+        floor = floor_ms(*shape, 4, mode != "fast", *self.ceiling) if self.ceiling else None
+        for run in runs:
+            compiles = run in COMPILED
+            if not self.in_time(f"{library} {kind} {run} at {shape}", LAST_COMPILATION if compiles else 0):
                 continue
             try:
-                time_layer(table, library, mode, neighborhood, shape, make, bandwidth, rate)
-            except torch.OutOfMemoryError:
-                print(f"  {library:<24}left out: out of memory")
-            torch.cuda.empty_cache()
-        time_flash_kmeans(table, shape, bandwidth, rate)
-        time_accumulate(table, shape)
-        torch.cuda.empty_cache()
-    return table.rows
+                if layer is None:
+                    torch.manual_seed(0)
+                    x = torch.randn(shape[0], shape[2], device=self.device, requires_grad=True)
+                    grad = torch.randn(shape[0], shape[2], device=self.device)
+                    layer = make().to(self.device)
+                    eager = one_step(layer, layer, x, grad)
+                    eager()  # codes that start from vectors have started, and are not compiled twice
+                    mib = peak_mib(eager) if cuda else None
+                if compiles:
+                    step = one_step(layer, compiled(layer, run, library == "topovq"), x, grad)
+                    ms, note = wall_ms(step, self.device, warm=8), graph_breaks()
+                else:
+                    ms, note = wall_ms(captured(eager) if run == "graph" else eager, self.device), ""
+            except Exception as error:  # whatever a library raises is an answer; ours is checked before
+                add(run, kind, shape, STEP, None, note=told(error))
+            else:
+                add(run, kind, shape, STEP, ms, None if compiles else mib, floor, note=note)
+            if compiles:
+                torch._dynamo.reset()
+
+    def search(self, layer: nn.Module, mode: str, shape: Shape) -> None:
+        """The search alone, of random codes and of codes that lie in order on their map."""
+        assert isinstance(layer, KohonenVQ)
+        n, k, d = shape
+        codes, x = layer.codebook.detach().clone(), torch.randn(n, d, device=self.device)
+        on_map = codes_on_a_map(layer.grid.shape, d, self.device)[:k]
+        near = on_map[torch.randint(k, (n,), device=self.device)] + 0.1 * torch.randn(n, d, device=self.device)
+        add = partial(self.table.add, "topovq", mode, clock="device")
+        call = partial(nearest, x, codes, precision=mode)
+        add("eager", "none", shape, SEARCH, device_ms(call))
+        add("graph", "none", shape, SEARCH, device_ms(captured(call)))
+        add("graph", "none", shape, ORDERED, device_ms(captured(partial(nearest, near, on_map, precision=mode))))
+
+    def accumulate(self, shape: Shape) -> None:
+        """Sums and counts alone, with all codes chosen alike and with one code chosen by all."""
+        n, k, d = shape
+        x = torch.randn(n, d, device=self.device)
+        one_K = torch.full((n,), k // 2, device=self.device)
+        for what, index in {"uniform": torch.randint(k, (n,), device=self.device), "one code": one_K}.items():
+            for ending in ("", ", deterministic"):
+                torch.use_deterministic_algorithms(bool(ending))
+                ms = device_ms(captured(partial(accumulate, x, index, k)))
+                torch.use_deterministic_algorithms(False)
+                self.table.add(
+                    "topovq", "exact", "graph", "none", shape, f"accumulate, {what}{ending}", ms, clock="device"
+                )
+
+    def flash_kmeans(self, shape: Shape) -> None:
+        try:
+            from flash_kmeans.assign_euclid_triton import euclid_assign_triton
+        except ImportError:
+            return
+        n, k, d = shape
+        for name, dtype in (("tf32", torch.float32), ("float16", torch.float16)):
+            points = torch.randn(1, n, d, device=self.device, dtype=dtype)
+            centers = torch.randn(1, k, d, device=self.device, dtype=dtype)
+            call = partial(euclid_assign_triton, points, centers, points.float().square().sum(-1))
+            add = partial(self.table.add, "flash-kmeans", "fast", dtype=name, clock="device")
+            add("eager", "none", shape, SEARCH, device_ms(call))
+            add("graph", "none", shape, SEARCH, device_ms(captured(call)))
 
 
 def too_large(library: str, n: int, k: int, d: int) -> str | None:
@@ -194,129 +197,137 @@ def too_large(library: str, n: int, k: int, d: int) -> str | None:
     return "N x K times K x K would take over 5 s" if 2.0 * n * square / 4e13 > 5 else None
 
 
-def time_layer(
-    table: Table, library: str, mode: str, neighborhood: str, shape: tuple[int, int, int],
-    make: Callable[[], nn.Module], bandwidth: float, rate: float,
-) -> None:  # fmt: skip
-    n, k, d = shape
-    torch.manual_seed(0)
-    x = torch.randn(n, d, device="cuda", requires_grad=True)
-    layer = make().cuda()
-    step = one_step(layer, x, torch.randn(n, d, device="cuda"))
-    floor = floor_ms(n, k, d, 4, mode != "fast", bandwidth, rate)
-    mib = peak_mib(step)
-    table.add(library, mode, neighborhood, shape, STEP, median_ms(step), mib, floor)
-    if isinstance(layer, KohonenVQ):
-        table.add(library, mode + "+graph", neighborhood, shape, STEP, median_ms(captured(step)), mib, floor)
-        if neighborhood == ("none" if mode == "exact" else "hard"):
-            codes, points = layer.codebook.clone(), x.detach()
-            search = partial(nearest, points, codes, precision=mode)
-            table.add(library, mode, "none", shape, "assignment", median_ms(search))
-            table.add(library, mode + "+graph", "none", shape, "assignment", median_ms(captured(search)))
-            codes = codes_on_a_map(layer.grid.shape, d)
-            points = codes[torch.randint(k, (n,), device="cuda")] + 0.1 * torch.randn(n, d, device="cuda")
-            search = partial(nearest, points, codes, precision=mode)
-            table.add(library, mode + "+graph", "none", shape, ORDERED, median_ms(captured(search)))
-
-
-def codes_on_a_map(shape: tuple[int, ...], d: int) -> Tensor:
+def codes_on_a_map(shape: tuple[int, ...], d: int, device: torch.device) -> Tensor:
     """Codes [K, d] that change little from place to place, as those of a trained map do."""
-    axes = [torch.linspace(0, 1, n, device="cuda") for n in shape]
+    axes = [torch.linspace(0, 1, n, device=device) for n in shape]
     places_KA = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-    waves_AD = 4 * torch.randn(len(shape), d, device="cuda")
-    codes_KD = torch.sin(places_KA @ waves_AD + 6.28 * torch.rand(d, device="cuda"))
+    waves_AD = 4 * torch.randn(len(shape), d, device=device)
+    codes_KD = torch.sin(places_KA @ waves_AD + 6.28 * torch.rand(d, device=device))
     return codes_KD + 0.05 * torch.randn_like(codes_KD)
 
 
-def time_accumulate(table: Table, shape: tuple[int, int, int]) -> None:
-    """Sums and counts alone, with all codes chosen alike and with one code chosen by all."""
-    n, k, d = shape
-    x = torch.randn(n, d, device="cuda")
-    chosen = {"uniform": torch.randint(k, (n,), device="cuda"), "one code": torch.full((n,), k // 2, device="cuda")}
-    for what, index in chosen.items():
-        for mode in ("atomic", "deterministic"):
-            torch.use_deterministic_algorithms(mode == "deterministic")
-            ms = median_ms(captured(lambda index=index: accumulate(x, index, k)))  # type: ignore[misc]
-            torch.use_deterministic_algorithms(False)
-            table.add("topovq", mode, "none", shape, f"accumulate, {what}", ms)
+def run_cuda(arguments: argparse.Namespace, began: float) -> Table:
+    import triton
 
-
-def time_flash_kmeans(table: Table, shape: tuple[int, int, int], bandwidth: float, rate: float) -> None:
-    try:
-        from flash_kmeans.assign_euclid_triton import euclid_assign_triton
-    except ImportError as error:
-        print(f"  flash-kmeans is left out: {error}")
-        return
-    n, k, d = shape
-    for mode, dtype in (("tf32", torch.float32), ("fp16", torch.float16)):
-        points = torch.randn(1, n, d, device="cuda", dtype=dtype)
-        centers = torch.randn(1, k, d, device="cuda", dtype=dtype)
-        squares = points.float().square().sum(-1)
-        call = partial(euclid_assign_triton, points, centers, squares)
-        name = str(dtype).split(".")[1]
-        table.add("flash-kmeans", mode, "none", shape, "assignment", median_ms(call), dtype=name)
-        table.add("flash-kmeans", mode + "+graph", "none", shape, "assignment", median_ms(captured(call)), dtype=name)
-
-
-def run_cpu(arguments: argparse.Namespace) -> int:
-    """The search alone: blocks against the whole N x K matrix."""
-    table = Table(
-        arguments.out,
-        gpu="",
-        driver=platform.processor() or platform.machine(),
-        torch=torch.__version__,
-        triton="",
-        commit=arguments.commit,
-        date=datetime.date.today().isoformat(),
+    device = torch.device("cuda")
+    smi = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
     )
-    for n, k, d in [(16_384, 512, 64), (16_384, 8_192, 64), (65_536, 1_024, 32)]:
+    facts = {"gpu": torch.cuda.get_device_name(), "driver": smi.stdout.strip(), "triton": triton.__version__}
+    table = open_table(arguments, **facts)
+    if arguments.check != "none":
+        check_all(arguments.check)
+    print(f"{time.perf_counter() - began:.0f} s until the first row", flush=True)
+    bench = Bench(table, device, began + arguments.limit, ceilings())
+    print("{:.2f} TB/s copy, {:.0f} TFLOP/s bf16".format(*(value / 1e12 for value in bench.ceiling)), flush=True)  # type: ignore[union-attr]
+    for shape, runs in stages(arguments):
+        made = {name: make for name, make in layers(*shape[1:]).items() if name[0] in arguments.libraries}
+        print("N={:,} K={:,} d={}".format(*shape), flush=True)
+        if "eager" in runs and arguments.check != "none" and bench.in_time(f"all of {shape}"):
+            check(*shape)
+        for name, make in made.items():
+            if not timed(shape, *name):
+                continue
+            wanted = [run for run in runs if arguments.shapes or planned(shape, *name, run)]
+            bench.layer(name, make, shape, wanted)
+            torch.cuda.empty_cache()
+        if "eager" in runs:
+            alone(bench, shape, arguments.libraries)
+    if bench.left:
+        print(
+            f"left out by --limit {arguments.limit:.0f}: {len(bench.left)} rows, from {bench.left[0]} on; start again"
+        )
+    return table
+
+
+def alone(bench: Bench, shape: Shape, libraries: list[str]) -> None:
+    """What is no whole step: searches and sums. One that fails has a row that says why."""
+    made = layers(*shape[1:])
+    last = "accumulate, one code, deterministic"  # of the rows of a call, the one that is written last
+    calls: list[tuple[str, str, str, str, Callable[[], None]]] = [
+        *(
+            ("topovq", mode, ORDERED, "float32",
+             partial(lambda mode: bench.search(made["topovq", mode, "none"]().to(bench.device), mode, shape), mode))
+            for mode in ("exact", "fast")
+        ),
+        ("topovq", "exact", last, "float32", partial(bench.accumulate, shape)),
+        ("flash-kmeans", "fast", SEARCH, "float16", partial(bench.flash_kmeans, shape)),
+    ]  # fmt: skip
+    for library, mode, what, dtype, call in calls:
+        where = (library, mode, "graph", "none", shape, what)
+        if library not in libraries or bench.table.has(*where, dtype) or not bench.in_time(f"{what} at {shape}"):
+            continue
+        try:
+            call()
+        except Exception as error:
+            torch.use_deterministic_algorithms(False)
+            bench.table.add(*where, None, dtype=dtype, note=told(error))
+        if bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def stages(arguments: argparse.Namespace) -> Iterator[tuple[Shape, list[str]]]:
+    """What is done in turn: the common shapes, those of them that are compiled, and the large ones."""
+    plain = [run for run in arguments.runs if run not in COMPILED]
+    slow = [run for run in arguments.runs if run in COMPILED]
+    shapes = arguments.shapes or [*COMMON, *LARGE]
+    for part in ([shape for shape in shapes if shape not in LARGE], [shape for shape in shapes if shape in LARGE]):
+        for runs in (plain, slow):
+            for shape in part:
+                if runs and (runs is plain or arguments.shapes or shape in COMMON):
+                    yield shape, runs
+
+
+def run_cpu(arguments: argparse.Namespace) -> Table:
+    """The search alone: blocks against the whole N x K matrix."""
+    table = open_table(arguments, gpu="", driver=platform.processor() or platform.machine(), triton="")
+    device = torch.device("cpu")
+    for n, k, d in arguments.shapes or [(16_384, 512, 64), (16_384, 8_192, 64), (65_536, 1_024, 32)]:
         print(f"N={n:,} K={k:,} d={d}")
         x, codes = torch.randn(n, d), torch.randn(k, d)
-        for threads in (1, 2):
+        for what, threads in ((f"{SEARCH}, 1 thread", 1), (f"{SEARCH}, 2 threads", 2)):
             torch.set_num_threads(threads)
             for library, search in (("topovq", nearest), ("plain-torch", whole_matrix)):
-                search(x, codes)
-                times = []
-                for _ in range(5):
-                    start = time.perf_counter()
-                    search(x, codes)
-                    times.append(time.perf_counter() - start)
-                ms = statistics.median(times) * 1e3
-                peak = host_peak_mib(lambda search=search, x=x, codes=codes: search(x, codes))
-                table.add(library, f"cpu-{threads}-threads", "none", (n, k, d), "assignment", ms, peak)
-    return table.rows
-
-
-def host_peak_mib(call: Callable[[], object]) -> float:
-    """The most memory that torch allocates on the host during a call, beyond what it keeps in the end."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
-        result = call()
-    held = peak = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    del result
-    return (peak - held) / 2**20
+                if table.has(library, "exact", "eager", "none", (n, k, d), what):
+                    continue
+                call: Callable[[], Tensor] = partial(search, x, codes)
+                ms = wall_ms(call, device, warm=1)
+                table.add(library, "exact", "eager", "none", (n, k, d), what, ms, host_peak_mib(call))
+    return table
 
 
 def whole_matrix(x: Tensor, codes: Tensor) -> Tensor:
     return (codes.square().sum(1) - 2 * x @ codes.T).argmin(1)
 
 
-def main() -> None:
+def open_table(arguments: argparse.Namespace, **facts: str) -> Table:
+    today = datetime.date.today().isoformat()
+    return Table(arguments.out, arguments.fresh, **facts, torch=torch.__version__, commit=arguments.commit, date=today)
+
+
+def as_shape(text: str) -> Shape:
+    n, k, d = map(int, text.lower().split("x"))
+    return n, k, d
+
+
+def main(argv: list[str] | None = None) -> None:
+    began = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="write the rows to this CSV file")
-    parser.add_argument(
-        "--commit", default=os.environ.get("COMMIT") or _commit(), help="what the rows say was measured"
-    )
-    arguments = parser.parse_args()
-    rows = run_cuda(arguments) if arguments.device == "cuda" else run_cpu(arguments)
-    print(f"{rows} rows" + (f" in {arguments.out}" if arguments.out else ""), file=sys.stderr)
+    parser.add_argument("--out", type=Path, help="the CSV file: what it has of this commit is not measured again")
+    parser.add_argument("--fresh", action="store_true", help="forget what is in the file")
+    parser.add_argument("--shapes", nargs="*", type=as_shape, help="NxKxd, each with all its compiled rows")
+    parser.add_argument("--runs", nargs="*", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--libraries", nargs="*", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--check", choices=["device", "host", "none"], default="device", help="where float64 runs")
+    parser.add_argument("--limit", type=float, default=255.0, help="seconds after which nothing new is started")
+    parser.add_argument("--commit", default=os.environ.get("COMMIT") or commit(), help="what the rows say was measured")
+    arguments = parser.parse_args(argv)
+    table = run_cuda(arguments, began) if arguments.device == "cuda" else run_cpu(arguments)
+    print(f"{table.added} rows" + (f" in {arguments.out}" if arguments.out else ""), file=sys.stderr)
 
 
-def _commit() -> str:
+def commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

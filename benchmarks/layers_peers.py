@@ -60,25 +60,28 @@ class OneHotKSOM(PlainVQ):
         return x + (q - x).detach(), index, loss
 
 
+LIBRARIES = ("topovq", "plain-torch", "authors-formulation", "vector-quantize-pytorch", "flash-kmeans")
+NEIGHBORHOODS = ("none", "hard", "gaussian", "exponential", "ride")
+
+
 def layers(k: int, d: int) -> dict[tuple[str, str, str], Callable[[], nn.Module]]:
-    """(library, mode, neighborhood) -> a layer."""
+    """(library, mode, neighborhood) -> what makes a layer. All search in float32 but for our mode "fast"."""
 
     def ours(neighborhood: str, precision: str) -> Callable[[], nn.Module]:
         options = {} if neighborhood == "ride" else {"tau": 0.1}
         return lambda: KohonenVQ(d, k, neighborhood=neighborhood, precision=precision, **options)
 
+    def theirs() -> nn.Module:
+        from vector_quantize_pytorch import VectorQuantize
+
+        return VectorQuantize(dim=d, codebook_size=k)
+
     made = {
         ("topovq", precision, neighborhood): ours(neighborhood, precision)
         for precision in ("exact", "fast")
-        for neighborhood in ("none", "hard", "gaussian", "exponential", "ride")
-        if precision == "exact" or neighborhood == "hard"
+        for neighborhood in NEIGHBORHOODS
     }
-    made["plain-torch", "eager", "none"] = lambda: PlainVQ(d, k)
-    made["authors-formulation", "eager", "hard"] = lambda: OneHotKSOM(d, k)
-    try:
-        from vector_quantize_pytorch import VectorQuantize
-    except ImportError as error:
-        print(f"vector-quantize-pytorch is left out: {error}")
-    else:
-        made["vector-quantize-pytorch", "defaults", "none"] = lambda: VectorQuantize(dim=d, codebook_size=k)
+    made["plain-torch", "exact", "none"] = lambda: PlainVQ(d, k)
+    made["authors-formulation", "exact", "hard"] = lambda: OneHotKSOM(d, k)
+    made["vector-quantize-pytorch", "exact", "none"] = theirs
     return made

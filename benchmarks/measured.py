@@ -45,27 +45,30 @@ class Results:
         return cls(*(rows(name) for name in cls.__dataclass_fields__))
 
     def layer(
-        self, library: str, mode: str, kind: str, shape: Shape, what: str = STEP, column: str = "median_ms"
-    ) -> float | None:
-        """One figure of layers.csv; None where the benchmark left the layer out."""
-        wanted = [library, mode, kind, *map(str, shape), what]
-        names = ["library", "mode", "neighborhood", "N", "K", "d", "what"]
+        self, library: str, mode: str, run: str, kind: str, shape: Shape, what: str = STEP, column: str = "median_ms",
+        dtype: str = "float32",
+    ) -> float | None:  # fmt: skip
+        """One figure of layers.csv; None where the layer was left out, or its row says why there is no figure."""
+        wanted = [library, mode, run, kind, *map(str, shape), what, dtype]
+        names = ["library", "mode", "run", "neighborhood", "N", "K", "d", "what", "dtype"]
         found = [row for row in self.layers if [row[name] for name in names] == wanted]
         if len(found) > 1:
             raise ValueError(f"{len(found)} rows of layers.csv are {wanted}; one would be right")
-        return float(found[0][column]) if found else None
+        return float(found[0][column]) if found and found[0][column] else None
 
-    def ours(self, mode: str, kind: str, shape: Shape, what: str = STEP, column: str = "median_ms") -> float:
-        figure = self.layer("topovq", mode, kind, shape, what, column)
+    def ours(self, mode: str, run: str, kind: str, shape: Shape, column: str = "median_ms") -> float:
+        figure = self.layer("topovq", mode, run, kind, shape, column=column)
         if figure is None:
-            raise ValueError(f"layers.csv has no row of topovq, {mode}, {kind}, {what} at N, K, d = {shape}")
+            raise ValueError(f"layers.csv has no figure of topovq, {mode}, {run}, {kind} at N, K, d = {shape}")
         return figure
 
-    def search(self, library: str, mode: str, shape: Shape) -> float | None:
+    def search(self, library: str, mode: str, dtype: str, shape: Shape) -> float | None:
         """The search alone: in a graph where it was timed so, since a short one takes longer to launch than to run."""
-        graphed = self.layer(library, mode + "+graph", "none", shape, "assignment")
-        return self.layer(library, mode, "none", shape, "assignment") if graphed is None else graphed
+        graphed = self.layer(library, mode, "graph", "none", shape, "assignment", dtype=dtype)
+        eager = self.layer(library, mode, "eager", "none", shape, "assignment", dtype=dtype)
+        return eager if graphed is None else graphed
 
     def peer(self, library: str, shape: Shape, column: str = "median_ms") -> float | None:
-        mode = "defaults" if library == "vector-quantize-pytorch" else "eager"
-        return self.layer(library, mode, "hard" if library == "authors-formulation" else "none", shape, STEP, column)
+        """A peer as it was called from Python."""
+        kind = "hard" if library == "authors-formulation" else "none"
+        return self.layer(library, "exact", "eager", kind, shape, column=column)

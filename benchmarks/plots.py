@@ -29,13 +29,17 @@ def draw_layers(results: Results) -> Figure:
     for column, (shapes, axis) in enumerate(((over_k, 1), (over_n, 0))):
         x = [shape[axis] for shape in shapes]
         time, memory = axes[0, column], axes[1, column]
-        for mode, color, style in (("exact", BLUE, "--"), ("exact+graph", BLUE, "-"), ("fast+graph", SKY, "-")):
-            time.plot(x, [results.ours(mode, "hard", shape) for shape in shapes], style, color=color, marker="o")
-        flash = [results.search("flash-kmeans", "tf32", shape) for shape in shapes]
+        for mode, run, color, style in (
+            ("exact", "eager", BLUE, "--"),
+            ("exact", "graph", BLUE, "-"),
+            ("fast", "graph", SKY, "-"),
+        ):
+            time.plot(x, [results.ours(mode, run, "hard", shape) for shape in shapes], style, color=color, marker="o")
+        flash = [results.search("flash-kmeans", "fast", "tf32", shape) for shape in shapes]
         time.plot(x, [float("nan") if value is None else value for value in flash], ":", color=GRAY, marker="d")
-        time.plot(x, [results.ours("exact", "hard", s, column="roofline_ms") for s in shapes], color="0.3", lw=1)
+        time.plot(x, [results.ours("exact", "graph", "hard", s, "roofline_ms") for s in shapes], color="0.3", lw=1)
         for kind, style in (("hard", "-"), ("gaussian", "--"), ("exponential", ":")):
-            peaks = [max(LEAST_MIB, results.ours("exact", kind, shape, column="peak_mib")) for shape in shapes]
+            peaks = [max(LEAST_MIB, results.ours("exact", "eager", kind, shape, "peak_mib")) for shape in shapes]
             memory.plot(x, peaks, style, color=BLUE, marker="o", ms=5)
             if axis:  # they may lie close together: the lowest, `hard`, is named below its point, the highest above
                 side = {"hard": "top", "gaussian": "center", "exponential": "bottom"}[kind]

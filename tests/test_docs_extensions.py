@@ -49,6 +49,13 @@ def test_a_name_with_digits_keeps_its_suffix():
     assert results.cell("{a:#.3g}", {"a": 378.2}, {}) == "378"
 
 
+def test_a_cell_may_show_the_smallest_of_what_was_measured():
+    row = {"ms": {"a": 10.0, "b": 9.5, "c": 1_200.0}}
+    form = "{ms[c]:,.0f} least {ms[a]:.1f} (a) least {ms[b]:.1f} (b) least {ms[absent]:.1f}"
+    assert results.cell(form, row, {}) == "9.5 (b)"
+    assert results.cell("{ms[x]} least {ms[y]}", row, {}) == ""
+
+
 def test_rows_are_merged_across_a_column(rows):
     small, large = results.merged(rows, ["K"], ["method"])
     assert results.cell("{K}: {loss[ema]:.1f}, {loss[ksom]:.1f}", small, {}) == "512: 2.5, 1.5"

@@ -9,6 +9,7 @@
 A line is a column: its heading, and a format string over the CSV's columns, whose ` ± ` part is left out where a value
 is empty. With `across` the rows that agree in the columns `by` become one, whose values go by those of the columns
 `across`: `{ms[ema]:.2f}`; rows that agree in both are averaged. The caption ends with n, hardware, torch and commit.
+Between several formats of a column stands ` least `: the cell then shows the smallest of those that were measured.
 Where the file does not exist yet, or no row of it is chosen, the text of `missing` stands in its place.
 """
 
@@ -89,6 +90,9 @@ def _mean(values: list[Any]) -> Any:
 
 
 def cell(form: str, row: Row, names: dict[str, str]) -> str:
+    if " least " in form:
+        measured = [text for part in form.split(" least ") if (text := cell(part.strip(), row, names))]
+        return min(measured, key=lambda text: float(text.split()[0].replace(",", "")), default="")
     parts = []
     for part in form.split(" ± "):
         try:
