@@ -15,12 +15,15 @@ PLAIN = (Tensor, nn.Parameter)
 
 def plain(*tensors: Tensor) -> bool:
     """Whether nothing traces, fakes or wraps what is done to these tensors."""
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:  # a loop: this is asked several times a step, and a generator takes the host twice as long
+        if type(tensor) not in PLAIN:
+            return False
     return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
+        torch._C._len_torch_dispatch_stack() == 0
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
-        and all(type(tensor) in PLAIN for tensor in tensors)
     )
 
 

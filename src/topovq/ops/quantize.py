@@ -18,7 +18,7 @@ from torch import Tensor
 from topovq.ops.accumulate import accumulate
 from topovq.ops.bound import counted
 from topovq.ops.direct import plain, transformed
-from topovq.ops.registered import operation
+from topovq.ops.registered import registered
 from topovq.ops.search import check_metric, check_precision, nearest
 
 # Up to so many codes are copied for the backward pass on CUDA, with the choices in 16 bits: it need not read q then,
@@ -61,7 +61,7 @@ def quantize(
     arguments = (x_ND, codes_KD, keep_N, metric, precision, stats, learns)
     if plain(x_ND, codes_KD):
         rest: list[Tensor] = []
-        q_ND, error = _Direct.apply(rest, *arguments)
+        q_ND, error = _Direct.apply(rest, *arguments)  # type: ignore[no-untyped-call]  # of torch
         return Choice(q_ND, error, *rest)
     return Choice(*(_by_torch if transformed() else _quantize)(*arguments)[:6])
 
@@ -115,11 +115,7 @@ def _by_kernels(x_ND: Tensor) -> bool:
     return x_ND.is_cuda and x_ND.dtype != torch.float64
 
 
-_quantize = operation("quantize", _compute)
-
-
-@torch.library.register_fake("topovq::quantize")
-def _(
+def _outlines(
     x_ND: Tensor, codes_KD: Tensor, keep_N: Tensor | None, metric: str, precision: str, stats: bool, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (n, d), k = x_ND.shape, codes_KD.shape[0] if stats else 0
@@ -137,6 +133,9 @@ def _(
         codes_KD.new_empty(codes_KD.shape[0] if keeps else 0, d),
         x_ND.new_empty(n if keeps else 0, dtype=torch.int16),
     )
+
+
+_quantize = registered("quantize", _compute, _outlines)
 
 
 def _compute_backward(
@@ -172,12 +171,11 @@ def _backward_by_torch(
     return (grad_ND.to(dtype) + 2 * grad_error * share * apart_ND).to(x_ND.dtype)
 
 
-_quantize_backward = operation("quantize_backward", _compute_backward)
-
-
-@torch.library.register_fake("topovq::quantize_backward")
-def _(grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, *_: object) -> Tensor:
+def _outlines_backward(grad_ND: Tensor, grad_error: Tensor, x_ND: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x_ND, memory_format=torch.contiguous_format)
+
+
+_quantize_backward = registered("quantize_backward", _compute_backward, _outlines_backward)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

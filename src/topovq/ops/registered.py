@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
-_library = torch.library.Library("topovq", "FRAGMENT")
+_library = torch.library.Library("topovq", "FRAGMENT")  # type: ignore[no-untyped-call]  # of torch
 
 
-def operation(name: str, function: Callable[..., Any], mutates: Iterable[str] = ()) -> Any:
-    """The operation topovq::NAME, which is `function` on every device; tensors in `mutates` it changes in place."""
+def registered(
+    name: str, function: Callable[..., Any], outlines: Callable[..., Any], mutates: Iterable[str] = ()
+) -> Any:
+    """The operation topovq::NAME, which is `function` on every device and `outlines` for tensors without values;
+    tensors in `mutates` it changes in place."""
     schema = torch.library.infer_schema(function, mutates_args=mutates)
-    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, function, "CompositeExplicitAutograd")
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"topovq::{name}", outlines)
     return getattr(torch.ops.topovq, name).default

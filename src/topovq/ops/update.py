@@ -10,7 +10,7 @@ from torch import Tensor
 
 from topovq.neighborhood import Neighborhood
 from topovq.ops.direct import plain
-from topovq.ops.registered import operation
+from topovq.ops.registered import registered
 from topovq.ops.ride import LEAST_COUNT, revive_on_map, ride
 from topovq.ops.smooth import smooth
 from topovq.ops.use import follow_use
@@ -96,12 +96,7 @@ def _compute(
 
 
 _neighborhood = lru_cache(maxsize=64)(Neighborhood.from_numbers)
-_update = operation("update", _compute, mutates=State._fields[:-1])
-
-
-@torch.library.register_fake("topovq::update")
-def _(*_: object) -> None:
-    return None
+_update = registered("update", _compute, lambda *_: None, mutates=State._fields[:-1])
 
 
 def _by_kernels(codes_KD: Tensor) -> bool:

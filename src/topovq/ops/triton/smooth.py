@@ -250,8 +250,9 @@ def gaussian_triton(
     return places if grid.size == grid.places else (places[0][: grid.size], places[1][: grid.size])
 
 
-def _like(work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(work.empty(*each.shape, dtype=each.dtype, device=each.device) for each in tensors)
+def _like(work: Work, sums_KD: Tensor, counts_K: Tensor) -> tuple[Tensor, Tensor]:
+    sums, counts = (work.empty(*each.shape, dtype=each.dtype, device=each.device) for each in (sums_KD, counts_K))
+    return sums, counts
 
 
 def _launch(
