@@ -252,17 +252,19 @@ class Codebook(CodebookState):
                 stats = distributed.sum_over_ranks(stats)
             sums_KD = stats[: sums_KD.numel()].view_as(sums_KD)
             counts_K, skipped = stats[sums_KD.numel() : -1], stats[-1].long()
-        self.skipped += skipped
         if self.learnable or not self.ema_update:
+            self.skipped += skipped
             self.step += follow_use(self.hits, self.idle, counts_K, self.memory)
             return
         if self.received is not None:
             self._follow_weight(self.received, counts_K)
-        state = State(self.codes, self.sums, self.counts, self.hits, self.idle, self.step, self.frozen)
+        state = State(
+            self.codes, self.sums, self.counts, self.hits, self.idle, self.step, self.skipped, self.frozen
+        )  # fmt: skip
         carried = self.count_smoothing == "carried"
         revive = self.ride and not self.dead_threshold
         rule = Rule(self.decay, self.eps, self.update_empty, carried, self.unit_length, self.ride, revive)
-        update(state, Batch(sums_KD, counts_K), self.neighborhood, rule)
+        update(state, Batch(sums_KD, counts_K, skipped), self.neighborhood, rule)
 
     @torch.no_grad()
     def _learn_share(self, share_K: Tensor, sums_KD: Tensor, counts_K: Tensor, skipped: Tensor) -> None:

@@ -21,7 +21,7 @@ from topovq.ops.triton import accumulate, codes, quantize, ride, search, smooth,
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "idle_ptr": "*i32",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
             "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "schedule_ptr": "*fp64",
-            "rows_ptr": "*i32", "number_ptr": "*i32"}
+            "rows_ptr": "*i32", "number_ptr": "*i32", "done_ptr": "*i32"}
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
 def build(kernel, constants, options=None, **types):
@@ -116,6 +116,7 @@ for k, d, precision in (
            "KEPT": k <= 2048, "LEARNS": precision == "exact", "COUNT": True, "SOME": 32, "stride_d": 1}
     build(codes._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
     how = {"KEPT": k <= 2048, "STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
+    how |= {"FINISH": k > 2048, "PARTS": quantize.PARTS}
     build(quantize._gather_kernel, how, row_ptr="*i16")
     how = {"GATHER": k <= 2048, "BLOCK_N": max(1, 4096 // d), "BLOCK_D": d, "grad_d": 1, "stride_d": 1}
     build(quantize._backward_kernel, how, row_ptr="*i16")

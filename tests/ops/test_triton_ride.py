@@ -31,8 +31,9 @@ def some_state(size: int, d: int, step: int, dtype: torch.dtype = torch.float32)
     counts, hits = noise(size, seed=3).abs().to(dtype) + 0.1, noise(size, seed=4).abs().to(dtype)
     batch_counts = (torch.arange(size) % 4 % 3).to(dtype)
     idle = torch.where(torch.arange(size) % 7 < 5, 10**6, NEVER + 3).int()
-    state = State(codes, codes * counts[:, None], counts, hits, idle, torch.tensor(step), torch.arange(size) % 5 == 4)
-    return state, Batch(batch_sums * batch_counts[:, None], batch_counts)
+    numbers = torch.tensor(step), torch.tensor(2)
+    state = State(codes, codes * counts[:, None], counts, hits, idle, *numbers, torch.arange(size) % 5 == 4)
+    return state, Batch(batch_sums * batch_counts[:, None], batch_counts, torch.tensor(3))
 
 
 def assert_as_good_as_plain(grid: Grid, d: int = 4, step: int = 7, **changes: float | bool) -> int:
@@ -80,7 +81,7 @@ def test_codes_ask_the_same_places(grid):
         state.counts_K.copy_(1 - state.counts_K + 1e-3)
         state.idle_K.fill_(10**6)
         state.frozen_K.zero_()
-        batch = Batch(noise(grid.size, 2), (k % 2 == 0).float())
+        batch = Batch(noise(grid.size, 2), (k % 2 == 0).float(), torch.tensor(0))
         moved = State(*(part.to(DEVICE) for part in state))
         ride_triton(moved, Batch(*(part.to(DEVICE) for part in batch)), grid, RULE)
         tries = [rides.asked(grid, torch.tensor(step), attempt, torch.device("cpu")) for attempt in range(TRIES)]

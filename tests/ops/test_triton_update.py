@@ -38,8 +38,8 @@ def some_state(size: int, d: int, dtype: torch.dtype = torch.float32) -> tuple[S
     counts, hits = noise(size, seed=3).abs().to(dtype) + 0.1, noise(size, seed=4).abs().to(dtype)
     batch_counts = (torch.arange(size) % 4 % 3).to(dtype)
     idle, frozen = torch.arange(size, dtype=torch.int32), torch.arange(size) % 5 == 4
-    state = State(codes, sums, counts, hits, idle, torch.tensor(7), frozen)
-    return state, Batch(batch_sums * batch_counts[:, None], batch_counts)
+    state = State(codes, sums, counts, hits, idle, torch.tensor(7), torch.tensor(2), frozen)
+    return state, Batch(batch_sums * batch_counts[:, None], batch_counts, torch.tensor(3))
 
 
 def assert_update_as_good_as_plain(neighborhood: Neighborhood, d: int = 4, **changes: float | bool) -> None:
@@ -163,14 +163,15 @@ def test_update_by_hand():
     # Codes 0, 2, 6 on a line, hard at t = 10, decay = 0.75, no smoothing of counts: test_codebook_rule.py works it out.
     codes, counts, hits, step = torch.tensor([[0.0], [2.0], [6.0]]), torch.ones(3), torch.zeros(3), torch.tensor(10)
     idle = torch.full((3,), 5, dtype=torch.int32)
-    state = State(codes, codes.clone(), counts, hits, idle, step, torch.zeros(3, dtype=torch.bool))
-    batch = Batch(torch.tensor([[-1.0], [4.0], [8.0]]), torch.tensor([1.0, 2.0, 1.0]))
+    skipped = torch.zeros((), dtype=torch.int64)
+    state = State(codes, codes.clone(), counts, hits, idle, step, skipped, torch.zeros(3, dtype=torch.bool))
+    batch = Batch(torch.tensor([[-1.0], [4.0], [8.0]]), torch.tensor([1.0, 2.0, 1.0]), torch.tensor(5))
     kernel_update(state, batch, Neighborhood("hard", Grid(3)), RULE._replace(update_empty=False))
     torch.testing.assert_close(codes, torch.tensor([[0.2], [2.25], [5.6]]))
     assert counts.tolist() == [1.25, 1.5, 1.25]
     assert hits.tolist() == [0.25, 0.5, 0.25]
     assert idle.tolist() == [0, 0, 0]
-    assert step.item() == 11
+    assert (step.item(), skipped.item()) == (11, 5)
 
 
 def test_the_updates_since_a_code_was_chosen_are_counted():

@@ -18,8 +18,8 @@ def some_state(dtype: torch.dtype = torch.float32) -> tuple[State, Batch]:
     counts = torch.arange(12, dtype=dtype) % 3
     frozen = torch.zeros(12, dtype=torch.bool)
     counted = [torch.ones(12, dtype=dtype), torch.zeros(12, dtype=dtype), torch.arange(12, dtype=torch.int32)]
-    state = State(codes, codes.clone(), *counted, torch.tensor(5), frozen)
-    return state, Batch(codes.flip(0) * counts[:, None], counts)
+    state = State(codes, codes.clone(), *counted, torch.tensor(5), torch.tensor(2), frozen)
+    return state, Batch(codes.flip(0) * counts[:, None], counts, torch.tensor(3))
 
 
 @pytest.mark.parametrize("grid", [Grid((3, 4)), Grid((3, 5), size=12)], ids=str)
@@ -45,6 +45,7 @@ def test_the_weights_are_those_of_the_step():
     update(state, batch, neighborhood, RULE)
     torch.testing.assert_close(state.codes_KD, expected)
     assert state.step.item() == 6
+    assert state.skipped.item() == 2 + 3
     assert state.idle_K.tolist() == [k + 1 if k % 3 == 0 else 0 for k in range(12)]  # every third code was not chosen
 
 
@@ -55,10 +56,12 @@ def test_rarely_chosen_codes_are_pulled_to_the_origin():
     counts[0] = c
     codes = torch.ones(size, 1, dtype=torch.float64)
     counted = [torch.ones(size, dtype=torch.float64), torch.zeros(size), torch.zeros(size, dtype=torch.int32)]
-    state = State(codes, codes.clone(), *counted, torch.tensor(0), torch.zeros(size, dtype=torch.bool))
+    state = State(
+        codes, codes.clone(), *counted, *torch.zeros(2, dtype=torch.int64), torch.zeros(size, dtype=torch.bool)
+    )
     rule = Rule(decay=0.99, eps=1e-5, update_empty=True, carried=True, cosine=False)
     for _ in range(3000):
-        update(state, Batch(counts[:, None].clone(), counts), Neighborhood("none", Grid(size)), rule)
+        update(state, Batch(counts[:, None].clone(), counts, torch.tensor(0)), Neighborhood("none", Grid(size)), rule)
     assert codes[0].item() == pytest.approx(c / (c + 0.001), rel=1e-3)
     assert codes[1].item() == pytest.approx(1, rel=1e-3)
 

@@ -25,14 +25,16 @@ class State(NamedTuple):
     hits_K: Tensor
     idle_K: Tensor
     step: Tensor
+    skipped: Tensor
     frozen_K: Tensor
 
 
 class Batch(NamedTuple):
-    """The sums and counts of the vectors of a batch that chose each code."""
+    """The sums and counts of the vectors of a batch that chose each code, and how many did not count (int64)."""
 
     sums_KD: Tensor
     counts_K: Tensor
+    skipped: Tensor
 
 
 class Rule(NamedTuple):
@@ -52,7 +54,7 @@ class Rule(NamedTuple):
 
 
 def update(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
-    """Move the codes, their statistics and the step by a batch; nothing moves for an empty one."""
+    """Move the codes, their statistics and the step by a batch; for an empty one nothing moves but `skipped`."""
     if plain(state.codes_KD, batch.sums_KD):
         _move(state, batch, neighborhood, rule)
         torch.autograd.graph.increment_version(state[:-1])  # as every in-place operation does
@@ -67,9 +69,11 @@ def _compute(
     hits_K: Tensor,
     idle_K: Tensor,
     step: Tensor,
+    skipped: Tensor,
     frozen_K: Tensor,
     batch_KD: Tensor,
     batch_K: Tensor,
+    batch_skipped: Tensor,
     shape: list[int],
     wrap: list[bool],
     topology: str,
@@ -88,10 +92,11 @@ def _compute(
     revive: bool,
 ) -> None:
     """`update` with tensors and plain numbers alone, which is what a registered operation may take."""
-    state = State(codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K)
+    state = State(codes_KD, sums_KD, counts_K, hits_K, idle_K, step, skipped, frozen_K)
     numbers = (tuple(shape), tuple(wrap), topology, kind, schedule, tau, widest, end, steps)
     neighborhood = _neighborhood(len(codes_KD), *numbers)
-    _move(state, Batch(batch_KD, batch_K), neighborhood, Rule(decay, eps, update_empty, carried, cosine, ride, revive))
+    rule = Rule(decay, eps, update_empty, carried, cosine, ride, revive)
+    _move(state, Batch(batch_KD, batch_K, batch_skipped), neighborhood, rule)
     torch.autograd.graph.increment_version(state[:-1])
 
 
@@ -104,22 +109,23 @@ def _by_kernels(codes_KD: Tensor) -> bool:
 
 
 def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
-    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
+    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, skipped, frozen_K = state
     if _by_kernels(codes_KD) and neighborhood.grid.ndim <= 3:
         from topovq.ops.triton.ride import ride_triton
         from topovq.ops.triton.update import update_triton
 
-        batch = Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous())
+        batch = Batch(batch.sums_KD.contiguous(), batch.counts_K.contiguous(), batch.skipped)
         if rule.ride:
             ride_triton(state, batch, neighborhood.grid, rule)
         else:
             update_triton(state, batch, neighborhood, rule)
         return
+    skipped.add_(batch.skipped)
     if rule.ride:
         _ride(state, batch, neighborhood, rule)
         return
     live = follow_use(hits_K, idle_K, batch.counts_K, rule.decay)
-    batch_KD, batch_K = smooth(*batch, neighborhood, step)
+    batch_KD, batch_K = smooth(batch.sums_KD, batch.counts_K, neighborhood, step)
     sums = rule.decay * sums_KD + (1 - rule.decay) * batch_KD
     counts = rule.decay * counts_K + (1 - rule.decay) * batch_K
     moves_K = live & ~frozen_K
@@ -141,9 +147,9 @@ def _move(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) ->
 
 
 def _ride(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
-    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
+    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, _, frozen_K = state
     live = follow_use(hits_K, idle_K, batch.counts_K, rule.decay)
-    along_KD = ride(codes_KD, *batch, neighborhood.grid, step, rule.decay)
+    along_KD = ride(codes_KD, batch.sums_KD, batch.counts_K, neighborhood.grid, step, rule.decay)
     decays_K = (batch.counts_K > 0) | rule.update_empty
     counts = torch.where(decays_K, rule.decay * counts_K + (1 - rule.decay) * batch.counts_K, counts_K)
     sums = torch.where(decays_K[:, None], rule.decay * sums_KD + (1 - rule.decay) * batch.sums_KD, sums_KD)
@@ -158,5 +164,5 @@ def _ride(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) ->
     counts_K.copy_(torch.where(moves_K, counts, counts_K))
     if rule.revive:
         moved = (codes_KD, sums_KD, counts_K, idle_K, frozen_K)
-        revive_on_map(*moved, *batch, step, neighborhood.grid, rule.cosine)
+        revive_on_map(*moved, batch.sums_KD, batch.counts_K, step, neighborhood.grid, rule.cosine)
     step += live

@@ -80,27 +80,33 @@ def _add_copies(copies_ptr, total_ptr, program, size, copies, BLOCK: tl.constexp
 
 
 @triton.jit
+def mean_error(parts_ptr, mean_ptr, share_ptr, parts, D, PARTS: tl.constexpr):
+    """The squared error that the programs of a launch left: its mean per element, and an element's share."""
+    part = tl.arange(0, PARTS)
+    error = tl.zeros([PARTS], tl.float32)
+    number = tl.zeros([PARTS], tl.float32)
+    for first in range(0, parts, PARTS):
+        error += tl.load(parts_ptr + first + part, first + part < parts, 0.0)
+        number += tl.load(parts_ptr + parts + first + part, first + part < parts, 0.0)
+    share = 1.0 / tl.maximum(tl.sum(number, 0) * D, 1.0)
+    tl.store(share_ptr, share)
+    tl.store(mean_ptr, tl.sum(error, 0) * share)
+
+
+@triton.jit
 def _total_kernel(
     sums_ptr, counts_ptr, total_sums_ptr, total_counts_ptr, parts_ptr, mean_ptr, share_ptr,
     sums_size, counts_size, copies, sums_programs, counts_programs, parts, D,
     ERROR: tl.constexpr, BLOCK: tl.constexpr, COPIES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The copies added up, and in the last program the squared error: its mean per element, and an element's share."""
+    """The copies added up, and in the last program the squared error (`mean_error`)."""
     program = tl.program_id(0)
     if program < sums_programs:
         _add_copies(sums_ptr, total_sums_ptr, program, sums_size, copies, BLOCK, COPIES)
     elif program < sums_programs + counts_programs:
         _add_copies(counts_ptr, total_counts_ptr, program - sums_programs, counts_size, copies, BLOCK, COPIES)
     elif ERROR:
-        part = tl.arange(0, PARTS)
-        error = tl.zeros([PARTS], tl.float32)
-        number = tl.zeros([PARTS], tl.float32)
-        for first in range(0, parts, PARTS):
-            error += tl.load(parts_ptr + first + part, first + part < parts, 0.0)
-            number += tl.load(parts_ptr + parts + first + part, first + part < parts, 0.0)
-        share = 1.0 / tl.maximum(tl.sum(number, 0) * D, 1.0)
-        tl.store(share_ptr, share)
-        tl.store(mean_ptr, tl.sum(error, 0) * share)
+        mean_error(parts_ptr, mean_ptr, share_ptr, parts, D, PARTS)
 
 
 @dataclass
@@ -123,7 +129,9 @@ class Stats:
         self.copies = max(1, min(MOST_COPIES, ROWS // max(1, num_codes), n // VECTORS))
         self.to_clear = later and n > 0 and not deterministic
         rows = self.copies * num_codes
+        self.done: Tensor | None = None  # programs that are done, set to 0 with the rest
         if self.to_clear:
+            self.done = work.empty(1, dtype=torch.int32, device=device)
             self.sums = work.empty(rows, d, dtype=torch.float32, device=device)
             self.counts = work.empty(rows, dtype=torch.float32, device=device)
         else:

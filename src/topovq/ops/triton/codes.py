@@ -100,8 +100,8 @@ def _limit(x_ptr, codes_ptr, N, K, D, stride_n, stride_d, x_stride, stride, DP: 
 
 @triton.jit(do_not_specialize=["N", "stride_n", "x_stride"])
 def _codes_kernel(
-    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, kept_ptr,
-    number_ptr, x_ptr,
+    codes_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr, skipped_ptr, sums_ptr, counts_ptr, done_ptr, kept_ptr,
+    number_ptr, longest_ptr, x_ptr,
     K, D, stride, N, stride_n, stride_d, x_stride, copies,
     EUCLIDEAN: tl.constexpr, COSINE: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, VALID: tl.constexpr,
     LEARNS: tl.constexpr, CLEAR: tl.constexpr, KEPT: tl.constexpr, COUNT: tl.constexpr,
@@ -123,6 +123,8 @@ def _codes_kernel(
         tl.store(center_ptr + dim, center, dim < D)
         if COUNT:
             tl.store(number_ptr, 0)
+        if CLEAR:
+            tl.store(done_ptr, 0)
         if VALID:
             tl.store(skipped_ptr, 0)
             limit = LARGEST
@@ -149,6 +151,10 @@ def _codes_kernel(
     w = tl.where(sound[:, None], w, 0.0)
     e = exponent(tl.max(tl.abs(w), 1))
     hi, lo = split(w, power_of_two(261 - e)[:, None])
+    if COUNT:
+        left = w - hi.to(tl.float32) * power_of_two(e - 7)[:, None]
+        tl.store(longest_ptr + tl.program_id(0), tl.max(tl.sum(w * w, 1), 0))
+        tl.store(longest_ptr + tl.num_programs(0) + tl.program_id(0), tl.max(tl.sum(left * left, 1), 0))
     place = code[:, None].to(tl.int64) * DP + dim[None, :]
     tl.store(hi_ptr + place, hi)
     if EXACT:
@@ -161,7 +167,7 @@ class Split(NamedTuple):
     """What `_codes_kernel` wrote; rows from K on never win."""
 
     center: Tensor
-    """[D + 1]: the center, and after it the largest `part_of_size` that counts (ops/bound.py)."""
+    """[D + 3]: the center, the largest `part_of_size` that counts (ops/bound.py), room for two lengths of `longest`."""
     hi: Tensor
     lo: Tensor
     scale_K: Tensor
@@ -171,21 +177,26 @@ class Split(NamedTuple):
 def split_codes(
     work: Work, x_ND: Tensor, codes_KD: Tensor, rows: int, padded: int, metric: str, exact: bool, whole: bool,
     learns: bool, skipped: Tensor | None, stats: Stats | None, kept_KD: Tensor | None,
-    number: Tensor | None = None,
+    number: Tensor | None = None, longest: Tensor | None = None,
 ) -> Split:  # fmt: skip
-    """The codes as the search reads them, `rows` of `padded` dimensions; see `nearest_triton` for the rest."""
+    """The codes as the search reads them, `rows` of `padded` dimensions; see `search` for the rest.
+
+    Where given, `number` is set to 0, and each BLOCK_K codes leave two squared lengths in `longest`, float32
+    [2, programs]: of the longest code, and of the most that a code's hi leaves out.
+    """
     n, (k, d) = x_ND.shape[0], codes_KD.shape
     device = codes_KD.device
-    center = unused = work.empty(d + 1, dtype=torch.float32, device=device)
+    center = unused = work.empty(d + 3, dtype=torch.float32, device=device)
     hi = work.empty(rows, padded, dtype=torch.float16, device=device)
     lo = work.empty(rows, padded, dtype=torch.float16, device=device) if exact else hi
     scale, bias = (work.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
     terms = Split(center, hi, lo, scale, bias)
-    sums, counts = (unused, unused) if stats is None else (stats.sums, stats.counts)
+    sums, counts, done = (unused,) * 3 if stats is None else (stats.sums, stats.counts, stats.done)
     work.launch(
         _codes_kernel, (cdiv(rows, BLOCK_K),), codes_KD, *terms,
-        unused if skipped is None else skipped, sums, counts, unused if kept_KD is None else kept_KD,
-        unused if number is None else number,
+        unused if skipped is None else skipped, sums, counts, unused if done is None else done,
+        unused if kept_KD is None else kept_KD,
+        unused if number is None else number, unused if longest is None else longest,
         x_ND, k, d, SPREAD % k, n, x_ND.stride(0), x_ND.stride(1), SPREAD % n,
         1 if stats is None else stats.copies,
         EUCLIDEAN=metric == "euclidean", COSINE=metric == "cosine", EXACT=exact, WHOLE=whole,

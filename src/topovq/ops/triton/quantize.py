@@ -13,17 +13,19 @@ import triton.language as tl
 from torch import Tensor
 
 from topovq.ops.bound import largest, lengths, limit_of
-from topovq.ops.triton.accumulate import Errors, Stats, add_counts, add_rows, cdiv, power_of_2
+from topovq.ops.triton.accumulate import Errors, Stats, add_counts, add_rows, cdiv, mean_error, power_of_2
 from topovq.ops.triton.replay import Work, replayed
 from topovq.ops.triton.search import search, shape_of
+
+PARTS = 512  # programs whose errors the last one adds up at a time
 
 
 @triton.jit
 def _gather_kernel(
     x_ptr, index_ptr, valid_ptr, codes_ptr, q_ptr, row_ptr, parts_ptr, sums_ptr, counts_ptr, unit_ptr,
-    N, K, copies, stride_n, stride_d,
-    KEPT: tl.constexpr, STATS: tl.constexpr, FIXED: tl.constexpr,
-    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    done_ptr, mean_ptr, share_ptr, N, K, copies, stride_n, stride_d,
+    KEPT: tl.constexpr, STATS: tl.constexpr, FIXED: tl.constexpr, FINISH: tl.constexpr,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * BLOCK_N
     row = first + tl.arange(0, BLOCK_N)
@@ -49,6 +51,10 @@ def _gather_kernel(
             add_rows(sums_ptr, place, leader, dim, D, x, valid, alike, crowded, unit_ptr, FIXED)
     tl.store(parts_ptr + tl.program_id(0), tl.sum(error, 0))
     tl.store(parts_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(valid.to(tl.float32), 0))
+    if FINISH:
+        tl.debug_barrier()
+        if tl.atomic_add(done_ptr, 1) == tl.num_programs(0) - 1:  # the last to end: all parts are written
+            mean_error(parts_ptr, mean_ptr, share_ptr, tl.num_programs(0), D, PARTS)
 
 
 def quantize_triton(
@@ -102,14 +108,16 @@ def _quantize(
         work.empty(dtype=torch.float32, device=device),
         work.empty(dtype=torch.float32, device=device),
     )
+    finish = gathered.done is not None and gathered.copies == 1  # else another launch adds up copies and errors
     if n:
         work.launch(
             _gather_kernel, (programs,), x_ND, index_N, valid_N, codes_KD, q_ND, row_of_N, errors.parts,
-            gathered.sums, gathered.counts, gathered.unit,
-            n, k, gathered.copies, x_ND.stride(0), x_ND.stride(1),
-            KEPT=keep_codes, STATS=stats, FIXED=deterministic, D=d, BLOCK_N=block_n, BLOCK_D=block_d,
+            gathered.sums, gathered.counts, gathered.unit, gathered.done if finish else index_N,
+            errors.mean, errors.share, n, k, gathered.copies, x_ND.stride(0), x_ND.stride(1),
+            KEPT=keep_codes, STATS=stats, FIXED=deterministic, FINISH=finish,
+            D=d, BLOCK_N=block_n, BLOCK_D=block_d, PARTS=min(PARTS, power_of_2(programs)),
         )  # fmt: skip
-    sums_KD, counts_K = gathered.total(errors)
+    sums_KD, counts_K = gathered.total(None if finish else errors)
     return q_ND, errors.mean, index_N, sums_KD, counts_K, skipped, valid_N, errors.share, kept_KD, row_of_N
 
 

@@ -19,6 +19,9 @@ MOST = 512  # known keys: with more, all are forgotten
 ALIGNED = 16  # bytes: kernels are compiled for addresses that are multiples of this
 APART = 256  # bytes, of which parts of the scratch memory begin at a multiple
 
+# What compiled code allocates by: torch.empty's handling of arguments takes as long as the allocation.
+_empty = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+
 _known: dict[Hashable, Replay | None] = {}
 
 
@@ -55,7 +58,7 @@ class Replay:
         made = {id(each) for each in work.made}
         if any(id(each) not in made for each in outputs):
             raise LookupError("what is returned was not made here")
-        self.outputs = [(tuple(each.shape), each.dtype) for each in outputs]
+        self.outputs = [(tuple(each.shape), each.stride(), each.dtype) for each in outputs]
         self.constants = list(work.constants.values())
         # Addresses are told from: the inputs, the outputs, one block of scratch memory.
         starts = {id(each): (place, 0) for place, each in enumerate(work.inputs) if each is not None}
@@ -97,10 +100,10 @@ class Replay:
             bits |= start
         if bits % ALIGNED:
             return None
-        outputs = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.outputs]
+        outputs = [_empty(*each) for each in self.outputs]
         starts += [each.data_ptr() for each in outputs]
         if self.size:
-            scratch = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+            scratch = _empty((self.size,), (1,), torch.uint8)
             starts.append(scratch.data_ptr())
         values = [starts[place] + offset for place, offset in self.addresses] + self.fixed
         stream = torch._C._cuda_getCurrentRawStream(self.device)

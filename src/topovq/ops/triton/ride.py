@@ -171,7 +171,7 @@ def _asked(
 def _codes_kernel(
     batch_ptr, raw_ptr, points_ptr, points_counts_ptr, corners_ptr, shares_ptr, fresh_ptr, total_ptr, live_ptr, now_ptr,
     asked_ptr, heard_ptr, codes_ptr, sums_ptr, counts_ptr, hits_ptr, idle_ptr, frozen_ptr, step_ptr,
-    K, D, programs, n0, n1, n2, decay, beta,
+    skipped_ptr, new_skipped_ptr, K, D, programs, n0, n1, n2, decay, beta,
     UPDATE_EMPTY: tl.constexpr, COSINE: tl.constexpr, REVIVE: tl.constexpr, AXES: tl.constexpr, CORNERS: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr,
     BLOCK_K: tl.constexpr, DP: tl.constexpr, PROGRAMS: tl.constexpr,
@@ -232,6 +232,7 @@ def _codes_kernel(
         tl.store(asked_ptr + code, place, code < K)
     if tl.program_id(0) == 0:
         tl.store(step_ptr, tl.load(step_ptr) + tl.where(vectors > 0, 1, 0))
+        tl.store(skipped_ptr, tl.load(skipped_ptr) + tl.load(new_skipped_ptr))
 
 
 @triton.jit
@@ -297,8 +298,9 @@ def ride_triton(state: State, batch: Batch, grid: Grid, rule: Rule) -> None:
 
 
 def _ride(work: Work, *given: Any) -> tuple[()]:
-    state, batch, (grid, rule) = State(*given[:7]), Batch(*given[7:9]), given[9:]
-    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
+    state, batch, (grid, rule) = State(*given[:8]), Batch(*given[8:11]), given[11:]
+    of_batch = batch.sums_KD, batch.counts_K
+    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, skipped, frozen_K = state
     k, d = codes_KD.shape
     device, beta = codes_KD.device, 1 - rule.decay
     table = Points(*map(work.constant, _points(grid, device)))
@@ -315,15 +317,15 @@ def _ride(work: Work, *given: Any) -> tuple[()]:
     blocks = cdiv(d, block_d)
     work.launch(
         _counts_kernel, (programs + number * blocks,),
-        *batch, codes_KD, counts_K, frozen_K, fresh_K, heard_K, total, live, step, now,
+        *of_batch, codes_KD, counts_K, frozen_K, fresh_K, heard_K, total, live, step, now,
         table.places, table.parts, points_PD, points_P, k, d, programs, many, blocks, rule.decay, beta,
         UPDATE_EMPTY=rule.update_empty, BLOCK=COUNTS, BLOCK_D=block_d, SLOTS=min(SLOTS, power_of_2(many)),
     )  # fmt: skip
     work.launch(
         _codes_kernel, (cdiv(k, block),),
-        *batch, points_PD, points_P, table.corners, table.shares, fresh_K, total, live, now, asked_K, heard_K,
+        *of_batch, points_PD, points_P, table.corners, table.shares, fresh_K, total, live, now, asked_K, heard_K,
         codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
-        k, d, programs, *sizes, rule.decay, beta,
+        skipped, batch.skipped, k, d, programs, *sizes, rule.decay, beta,
         UPDATE_EMPTY=rule.update_empty, COSINE=rule.cosine, REVIVE=rule.revive, AXES=grid.ndim,
         CORNERS=len(table.corners), BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **how,
     )  # fmt: skip
@@ -331,7 +333,7 @@ def _ride(work: Work, *given: Any) -> tuple[()]:
         block = max(1, 4096 // padded)
         work.launch(
             _revive_kernel, (cdiv(k, block),),
-            *batch, fresh_K, asked_K, heard_K, codes_KD, sums_KD, counts_K, idle_K, frozen_K, k, d,
+            *of_batch, fresh_K, asked_K, heard_K, codes_KD, sums_KD, counts_K, idle_K, frozen_K, k, d,
             COSINE=rule.cosine, BLOCK_K=block, DP=padded,
         )  # fmt: skip
     return ()

@@ -29,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from topovq.ops.triton.accumulate import Stats, cdiv, power_of_2
+from topovq.ops.triton.codes import BLOCK_K as CODES
 from topovq.ops.triton.codes import part_of_size, split, split_codes
 from topovq.ops.triton.replay import Work, replayed
 from topovq.ops.triton.which import SLOTS, centered, row_scale, which_kernel
@@ -41,6 +42,7 @@ PROVEN_DIMENSIONS, PROVEN_CODES = 64, 2049
 LISTED_WHICH = 8  # the same for vectors on the list: few, so that programs without any cost little
 LISTED_SHARES = 16  # of the codes, at most, among which vectors on the list are searched
 LISTED = 2**20  # vectors times shares, at most
+PARTS = tl.constexpr(1024)  # of the codes, whose longest one program looks at
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
 
 
@@ -75,15 +77,15 @@ def _better_each(score, tile, best, at):
 @triton.jit
 def _search_kernel(
     x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
-    index_ptr, best_ptr, runner_ptr, valid_ptr, skipped_ptr, rows_ptr, number_ptr,
-    N, D, share, stride_n, stride_d,
+    index_ptr, best_ptr, runner_ptr, valid_ptr, skipped_ptr, rows_ptr, number_ptr, longest_ptr,
+    N, D, share, parts, stride_n, stride_d,
     HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
     EACH: tl.constexpr, CERTIFY: tl.constexpr, LISTED: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The closest code of all with EACH, else the best slots of a share of the code tiles (_found); of the first share
-    also which vectors are valid. With CERTIFY also the best score of all other slots and tiles. LISTED: of the vectors
-    on a list, whose number only the device knows."""
+    also which vectors are valid. With CERTIFY also the best score of all other slots and tiles, and the lengths that
+    triton/codes.py left. LISTED: of the vectors on a list, whose number only the device knows."""
     place_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = place_N
     wanted = row < N
@@ -93,6 +95,14 @@ def _search_kernel(
             return
         wanted = place_N < number
         row = tl.load(rows_ptr + place_N, wanted, 0).to(tl.int64)
+    if CERTIFY:  # noqa: SIM102  known when this is compiled, and the next is not
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            for which in tl.static_range(2):
+                some = tl.zeros([PARTS], tl.float32)
+                for start in range(0, parts, PARTS):
+                    part = start + tl.arange(0, PARTS)
+                    some = tl.maximum(some, tl.load(longest_ptr + which * parts + part, part < parts, 0.0))
+                tl.store(center_ptr + D + 1 + which, tl.sqrt(tl.max(some, 0)))
     dim = tl.arange(0, DC)
     first_tile = tl.program_id(1) * share
 
@@ -298,9 +308,11 @@ def search(
     runner_SN = work.empty(first.shares, n, dtype=torch.float32, device=device) if again else best_SN
     rows_N = work.empty(n, dtype=torch.int32, device=device) if again else index_N
     number = work.empty(1, dtype=torch.int32, device=device) if again else None
+    parts = cdiv(rows, CODES)
+    longest = work.empty(2, parts, dtype=torch.float32, device=device) if again else None
     other_N = index_N if other_than_N is None else other_than_N
     terms = split_codes(
-        work, x_ND, codes_KD, rows, padded, metric, exact, whole, learns, skipped, stats, kept_KD, number
+        work, x_ND, codes_KD, rows, padded, metric, exact, whole, learns, skipped, stats, kept_KD, number, longest
     )
     for each in (first, again) if again else (first,):
         (tiles, shares, share), listed, certify = each, each is again, again is not None and each is first
@@ -309,7 +321,7 @@ def search(
             _search_kernel, (cdiv(n, tiles.block_n), shares), x_ND, index_N if keep_N is None else keep_N, other_N,
             *terms, found_SN, best_SN, runner_SN, index_N if valid_N is None else valid_N,
             index_N if skipped is None else skipped, rows_N, index_N if number is None else number,
-            n, d, share, x_ND.stride(0), x_ND.stride(1),
+            best_SN if longest is None else longest, n, d, share, parts, x_ND.stride(0), x_ND.stride(1),
             HAS_KEEP=keep_N is not None, VALID=valid_N is not None and not listed, EXACT=exact and not certify,
             EACH=tiles.each, **how, DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
             num_warps=tiles.warps, num_stages=tiles.stages,

@@ -86,7 +86,7 @@ def _counts_kernel(
 @triton.jit
 def _codes_kernel(
     batch_ptr, alone_ptr, raw_ptr, smoothed_ptr, fresh_ptr, total_ptr, live_ptr, steps_ptr, now_ptr,
-    codes_ptr, sums_ptr, counts_ptr, hits_ptr, idle_ptr, frozen_ptr, step_ptr,
+    codes_ptr, sums_ptr, counts_ptr, hits_ptr, idle_ptr, frozen_ptr, step_ptr, skipped_ptr, new_skipped_ptr,
     K, D, M, programs, n0, n1, n2, decay, beta, eps,
     KIND: tl.constexpr, UPDATE_EMPTY: tl.constexpr, CARRIED: tl.constexpr, COSINE: tl.constexpr,
     WRAP0: tl.constexpr, WRAP1: tl.constexpr, WRAP2: tl.constexpr, HEXAGONAL: tl.constexpr, FULL: tl.constexpr,
@@ -138,6 +138,7 @@ def _codes_kernel(
     tl.store(idle_ptr + code, tl.where(raw >= 0.5, 0, idle + 1), live)  # update.py: CHOSEN
     if tl.program_id(0) == 0:
         tl.store(step_ptr, tl.load(step_ptr) + tl.where(vectors > 0, 1, 0))
+        tl.store(skipped_ptr, tl.load(skipped_ptr) + tl.load(new_skipped_ptr))
 
 
 def update_triton(state: State, batch: Batch, neighborhood: Neighborhood, rule: Rule) -> None:
@@ -147,41 +148,45 @@ def update_triton(state: State, batch: Batch, neighborhood: Neighborhood, rule: 
 
 
 def _update(work: Work, *given: Any) -> tuple[()]:
-    state, batch, (neighborhood, rule) = State(*given[:7]), Batch(*given[7:9]), given[9:]
-    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, frozen_K = state
+    state, batch, (neighborhood, rule) = State(*given[:8]), Batch(*given[8:11]), given[11:]
+    codes_KD, sums_KD, counts_K, hits_K, idle_K, step, skipped, frozen_K = state
     k, d = codes_KD.shape
     device, grid = codes_KD.device, neighborhood.grid
     kind, way = neighborhood.kind, method(neighborhood)
     steps_M3, lengths_M, window = batch.counts_K, batch.counts_K, 0
     if way == "box":
-        smoothed = batch
+        smoothed_KD, smoothed_K = batch.sums_KD, batch.counts_K
         steps_M3, lengths_M = map(work.constant, step_table(grid, neighborhood.widest, device))
         window = len(lengths_M)
     elif way == "separable" and grid.topology == "rectangular":
-        smoothed = Batch(*gaussian_triton(*batch, neighborhood, step, but_narrow=True, work=work))
+        smoothed_KD, smoothed_K = gaussian_triton(
+            batch.sums_KD, batch.counts_K, neighborhood, step, but_narrow=True, work=work
+        )
         steps_M3, lengths_M = map(work.constant, step_table(grid, NEXT, device))
         window = len(lengths_M)
     else:
-        smoothed = Batch(*(part.contiguous() for part in smooth(*batch, neighborhood, step)))
+        smoothed_KD, smoothed_K = (
+            part.contiguous() for part in smooth(batch.sums_KD, batch.counts_K, neighborhood, step)
+        )
         kind = "none"  # one kernel for all of these
     sizes, how = lattice(grid)
     how["FULL"] = grid.size == grid.places
     programs = cdiv(k, COUNTS)
     total, live = (work.empty(programs, dtype=torch.float32, device=device) for _ in range(2))
     now = work.empty(1 + window, dtype=torch.float64, device=device)  # the width, and the weights of the window
-    smoothed_K, fresh_K = (work.empty(k, dtype=torch.float32, device=device) for _ in range(2))
+    near_K, fresh_K = (work.empty(k, dtype=torch.float32, device=device) for _ in range(2))
     table = work.constant(schedule_table(neighborhood.schedule, neighborhood.widest, device))
     padded = power_of_2(d)
     block = max(1, 2048 // padded)
     work.launch(
-        _counts_kernel, (programs,), smoothed.counts_K, batch.counts_K, counts_K, smoothed_K, fresh_K, total, live,
+        _counts_kernel, (programs,), smoothed_K, batch.counts_K, counts_K, near_K, fresh_K, total, live,
         steps_M3, lengths_M, step, table, now, k, window, *sizes, rule.decay, 1 - rule.decay,
         KIND=kind, SCHEDULE="harmonic" if kind == "none" else neighborhood.schedule.kind, BLOCK=COUNTS, **how,
     )  # fmt: skip
     work.launch(
-        _codes_kernel, (cdiv(k, block),), smoothed.sums_KD, batch.sums_KD, batch.counts_K, smoothed_K, fresh_K,
+        _codes_kernel, (cdiv(k, block),), smoothed_KD, batch.sums_KD, batch.counts_K, near_K, fresh_K,
         total, live, steps_M3, now, codes_KD, sums_KD, counts_K, hits_K, idle_K, frozen_K, step,
-        k, d, window, programs, *sizes, rule.decay, 1 - rule.decay, rule.eps,
+        skipped, batch.skipped, k, d, window, programs, *sizes, rule.decay, 1 - rule.decay, rule.eps,
         KIND=kind, UPDATE_EMPTY=rule.update_empty, CARRIED=rule.carried, COSINE=rule.cosine,
         BLOCK_K=block, DP=padded, PROGRAMS=power_of_2(programs), **how,
     )  # fmt: skip

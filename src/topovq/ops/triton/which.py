@@ -141,9 +141,10 @@ def _bound(
 ):  # fmt: skip
     """How far the score hi.hi of a code that is closer than `best` can be from its true one.
 
-    In units in which x has length |x|: such a code w lies within r of x, r^2 = |x|^2 + 2 best, so |w| <= |x| + r. Half
-    numbers leave out x - hi, which is known, and at most 2^-11 of each entry of w: the product is off by at most
-    |x - hi| |w| + 2^-11 |x| |w|. Sums in float32 add less than ROUNDING (|x| + |w|) |w|.
+    In units in which x has length |x|: such a code w lies within r of x, r^2 = |x|^2 + 2 best, so |w| <= |x| + r, and
+    it is no longer than the longest code. Half numbers leave out x - hi, which is known, and of w at most `apart`: the
+    most that they leave out of any code, or 2^-11 of each entry. So the product is off by at most
+    |x - hi| |w| + |x| apart. Sums in float32 add less than ROUNDING (|x| + |w|) |w|.
     """
     rest = tl.zeros([ROWS], tl.float32)  # |x - hi|^2
     whole = rest  # |x|^2 as it is multiplied
@@ -157,8 +158,10 @@ def _bound(
         if WHOLE:
             x = centered(x_ptr, center_ptr, row, dim, wanted, D, stride_n, stride_d, False) * scale[:, None]
         moved += tl.sum(x * x, 1)
-    length = scale  # of codes that have length one
+    length = scale  # |w|, of codes that have length one
     if EUCLIDEAN:
         length = tl.sqrt(moved) + tl.sqrt(tl.maximum(moved + 2 * best * scale, 0.0))
-    off = tl.sqrt(rest) + 0.00048828125 * tl.sqrt(whole) + ROUNDING * (tl.sqrt(whole) + length)
-    return off * length / scale
+        length = tl.minimum(length, tl.load(center_ptr + D + 1) * 1.0001 * scale)
+    apart = tl.minimum(length * 0.00048828125, tl.load(center_ptr + D + 2) * 1.001 * scale)
+    off = tl.sqrt(rest) + ROUNDING * (tl.sqrt(whole) + length)
+    return (off * length + tl.sqrt(whole) * apart) / scale
