@@ -104,13 +104,15 @@ for k, d, precision in (
     how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": precision == "exact", "EACH": tiles.each}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     whole = precision == "exact"
-    certify = precision == "fast" and not tiles.each  # `fast` tiles are those that are certified
-    for way in ({"CERTIFY": certify, "LISTED": False}, {"CERTIFY": False, "LISTED": not tiles.each}):
+    # Choices by `fast` tiles may be certified, and what has no proof is searched again by those of `exact`.
+    certify = precision == "fast" and not tiles.each
+    other = {"CERTIFY": certify, "LISTED": not certify and not tiles.each}
+    for way in ({"CERTIFY": False, "LISTED": False}, other):
         build(search._search_kernel, {**shape, **how, **way, "WHOLE": False}, options)
-        build(search._search_kernel, {**shape, **how, **way, "WHOLE": whole or certify}, options, x_ptr="*bf16")
+        build(search._search_kernel, {**shape, **how, **way, "WHOLE": whole or way["CERTIFY"]}, options, x_ptr="*bf16")
         rows = search.LISTED_WHICH if way["LISTED"] else search.WHICH
-        asked = {"OTHER": False, "EXACT": whole or certify, "WHOLE": False, "ROWS": rows, "EUCLIDEAN": True, **way}
-        asked |= {"DP": d, "DC": min(64, d), "BLOCK_K": tiles.block_k, "stride_d": 1}
+        asked = {"OTHER": False, "EXACT": whole or way["CERTIFY"], "WHOLE": False, "EUCLIDEAN": True, **way}
+        asked |= {"ROWS": rows, "DP": d, "DC": min(64, d), "BLOCK_K": tiles.block_k, "stride_d": 1}
         build(which.which_kernel, asked, found_ptr="*i64", out_ptr="*i64")
     how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True,
            "KEPT": k <= 2048, "LEARNS": precision == "exact", "COUNT": True, "SOME": 32, "stride_d": 1}

@@ -204,6 +204,7 @@ def test_a_fast_search_is_right_to_eleven_bits(metric):
 def test_a_proof_is_sought_where_it_pays():
     assert proves(65_536, 65_536, 64)
     assert proves(131_072, 8_192, 256)
+    assert proves(262_144, 1_024, 128)
     assert not proves(32_768, 16_384, 16)  # three products cost little more than one there
     assert not proves(524_288, 512, 64)
     assert not proves(4_096, 8_192, 64)

@@ -37,8 +37,9 @@ from topovq.ops.triton.which import SLOTS, centered, row_scale, which_kernel
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
 WHICH = 4  # vectors per program that asks which code of a slot is the best
 LEAST_TILES = 8  # of codes in a share
-LARGE = 2**34  # vectors x codes x dimensions from which on one product and a proof are cheaper than three products
-PROVEN_DIMENSIONS, PROVEN_CODES = 64, 2049
+LARGE = 2**33  # vectors x codes x dimensions from which on one product and a proof are cheaper than three products
+PROVEN_DIMENSIONS = 64
+PROVEN_CODES = 2049, 512  # at least so many; from 65 dimensions on, where few codes have no slots of their own
 LISTED_WHICH = 8  # the same for vectors on the list: few, so that programs without any cost little
 LISTED_SHARES = 16  # of the codes, at most, among which vectors on the list are searched
 LISTED = 2**20  # vectors times shares, at most
@@ -216,17 +217,17 @@ def tile_sizes(k: int, d: int, precision: str) -> Tiles:
     padded = max(16, power_of_2(d))
     if padded <= 64:
         few = Tiles(64, 64, padded, 4, 2, each=True)
-        return few if k <= 2048 else Tiles(128, 128, padded, 4, 3 if padded <= 32 else 2)
+        return few if k <= 2048 else Tiles(128, 128, padded, 4, 2 if padded == 64 and precision == "exact" else 3)
     if padded == 128:
-        return Tiles(128, 128, padded, 8, 2) if precision == "exact" else Tiles(64, 128, padded, 4, 2)
+        return Tiles(128, 128, padded, 8, 2) if precision == "exact" else Tiles(128, 64, padded, 8, 3)
     if padded == 256:
-        return Tiles(128, 64, padded, 8, 1) if precision == "exact" else Tiles(64, 64, padded, 4, 2)
-    return Tiles(128, 128, CHUNK, 8, 3)
+        return Tiles(128, 64, padded, 8, 1) if precision == "exact" else Tiles(128, 128, padded, 8, 2)
+    return Tiles(128, 128, CHUNK, 8, 3) if precision == "exact" else Tiles(64, 128, CHUNK, 4, 3)
 
 
 def proves(n: int, k: int, padded: int) -> bool:
     """Whether one product and a proof are cheaper than three products, where a few percent of the vectors have none."""
-    return n * k * padded >= LARGE and padded >= PROVEN_DIMENSIONS and k >= PROVEN_CODES
+    return n * k * padded >= LARGE and padded >= PROVEN_DIMENSIONS and k >= PROVEN_CODES[padded > PROVEN_DIMENSIONS]
 
 
 def shares_of(n: int, k: int, tiles: Tiles) -> int:
