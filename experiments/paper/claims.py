@@ -75,9 +75,9 @@ class Evidence:
         (found,) = self.rows(table, None, **key)
         return found
 
-    def runs(self, cell: Cell, most: int) -> list[Record]:
+    def runs(self, cell: Cell, most: int, **length: Any) -> list[Record]:
         """The runs of a cell that are there."""
-        found = [self.records.finished(cell.config(seed)) for seed in range(most)]
+        found = [self.records.finished(cell.config(seed, **length)) for seed in range(most)]
         return [run for run in found if run is not None]
 
     def lost(self, cell: Cell) -> int:

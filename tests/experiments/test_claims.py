@@ -20,7 +20,7 @@ from experiments.paper.claim_list import (
     softmax_fails,
 )
 from experiments.paper.claims import Claim, Evidence, answers, greater, joined, speedup
-from experiments.paper.groups import EMA, SOFT, ZERO, smooth_cells
+from experiments.paper.groups import EMA, HARD, SHORT, SOFT, ZERO, smooth_cells
 from experiments.runs import Records, resolved
 from experiments.specs import cells
 
@@ -100,6 +100,19 @@ def test_tables_of_other_blocks_are_not_compared(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path, Records([tmp_path]))
     assert {row.cell.blocks for row in evidence.rows("main")} == {"paper"}
     assert ksom_everywhere("hard")(evidence) == ("51.0 to 51.1", 5, "same")
+
+
+def test_runs_of_the_papers_length_are_not_compared_with_short_ones(tmp_path: Path) -> None:
+    ema, ksom = (replace(cell, dataset="faces", blocks="plain") for cell in (EMA, HARD))
+    for cell, best in ((ema, 5.0), (ksom, 4.0)):
+        for seed in range(2):
+            write_record(tmp_path / f"{cell.method}-{seed}.jsonl", lines_of(cell.config(seed, **SHORT), [best + seed]))
+    whole = lines_of(replace(EMA, dataset="faces").config(0), [1.8])
+    write_record(tmp_path / "whole.jsonl", whole)
+    words = "4.50 and 5.50, fewer images, short runs"  # a difference of 1 is sqrt(2) standard errors here
+    assert faces_better(Evidence(tmp_path, Records([tmp_path]))) == (words, 2, "cannot tell")
+    write_record(tmp_path / "other.jsonl", lines_of(replace(HARD, dataset="faces").config(0), [1.7]))
+    assert faces_better(Evidence(tmp_path, Records([tmp_path])))[0] == "1.70 and 1.80, fewer images"
 
 
 def test_use_is_of_training_batches_where_records_have_them(tmp_path: Path) -> None:
