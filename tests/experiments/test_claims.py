@@ -12,6 +12,7 @@ from made_records import lines_of, write_record
 
 from experiments.paper.claim_list import (
     CLAIMS,
+    faces_better,
     fails_from_0,
     in_use,
     ksom_everywhere,
