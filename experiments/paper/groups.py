@@ -93,7 +93,7 @@ def large_groups() -> list[Group]:
     lost = [cell for cell in cells("main", sets[1], blocks="plain") if cell.neighborhood == "exponential"]
     lost += [replace(cell, blocks="plain") for cell in worst(sets[1]) if cell.method == "ksom"]
     cure = [Cell("main", sets[1], "ride", blocks="plain")]
-    made.append(Group("lost-imagenet", _runs([*lost, *cure], range(1), **SHORT), 120, ("topography",)))
+    made.append(Group("lost-imagenet", _runs([*lost, *cure], range(2), **SHORT), 45, ("topography",)))
     for dataset in sets:
         add("robustness", dataset, cells("robustness", dataset), range(1))
     for dataset in sets:
