@@ -22,6 +22,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -148,6 +149,19 @@ class Sweep:
         self.device = pick_device(asked.device)
         self.began = time.monotonic()
         self.pace, self.compiling = 1.0, COMPILING  # how much longer than expected the last wave took
+        self.broken = False
+
+    def attempt(self, group: Group, todo: list[TrainConfig]) -> bool:
+        """`train`, where a fault in one group is told and leaves the time to the others."""
+        try:
+            return self.train(group, todo)
+        except Interrupted:
+            raise
+        except Exception:
+            traceback.print_exc()
+            self.say(f"{group.name} broke off")
+            self.broken = True
+            return False
 
     def train(self, group: Group, todo: list[TrainConfig]) -> bool:
         """Whether the time was enough for all of these. Raises Interrupted when it is over within a wave, after what
@@ -284,30 +298,30 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--out is needed: the folder for records of finished runs")
     asked.out.mkdir(parents=True, exist_ok=True)
     sweep = Sweep(asked)
-    if asked.cifar:
-        unpack_cifar10(asked.cifar)
     signal.signal(signal.SIGTERM, _stop)
     timer = threading.Timer(asked.limit or 0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     if asked.limit:
         timer.start()
     try:
+        if asked.cifar:
+            unpack_cifar10(asked.cifar)
         for group, _ in left:
             sweep.measure(group)  # models of earlier calls
-        whole = [sweep.train(group, todo) for group, todo in left]
+        whole = all([sweep.attempt(group, todo) for group, todo in left])
     except Interrupted:
-        whole = [False]
+        whole = False
     finally:
         timer.cancel()
-    if not all(whole):
-        print("the time is over: the same command goes on")
-    if asked.figures and all(whole):
+    if not whole:
+        print("the time is over: the same command goes on" + ", where the fault is mended" * sweep.broken)
+    if asked.figures and whole:
         for name in PICTURES:
             try:
                 draw(name, Options(blocks="paper", runs=asked.runs, records=(), out=asked.out / "figures"))
             except FileNotFoundError as error:
                 print(error)
-    return 0
+    return int(sweep.broken)
 
 
 if __name__ == "__main__":

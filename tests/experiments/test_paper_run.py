@@ -173,3 +173,19 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(
     assert (failed["seed"], "weights are NaN" in failed["failed"]) == (0, True)
     main(["--tiny", "--only", "gas", "--plan", *where])
     assert "     2     1 " in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_a_fault_in_one_group_leaves_the_time_to_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(configs: list[TrainConfig], **_: object) -> None:
+        if configs[0].quantizer == "soft":
+            raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(paper_run, "train_all", train)
+    where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--records", str(tmp_path / "none")]
+    assert main(["--tiny", "--device", "cpu", "--only", "soft", "gas", *where]) == 1
+    said, told = capsys.readouterr()
+    assert "soft broke off" in said
+    assert "gas: 0 of 2 runs are done" in said
+    assert "no such kernel" in told
