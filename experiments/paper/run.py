@@ -313,8 +313,10 @@ def main(arguments: list[str] | None = None) -> int:
         whole = False
     finally:
         timer.cancel()
-    if not whole:
-        print("the time is over: the same command goes on" + ", where the fault is mended" * sweep.broken)
+    if sweep.broken:
+        print("the same command goes on once the faults above are mended")
+    elif not whole:
+        print("the time is over: the same command goes on")
     if asked.figures and whole:
         for name in PICTURES:
             try:
