@@ -92,8 +92,9 @@ def blocks(records: Records) -> list[Line]:
         for seed in range(SEEDS["plain"]):
             run, usual = records.finished(changed(cell.config(seed))), records.finished(cell.config(seed))
             if run is not None and usual is not None:
-                losses = {"loss": round(1e3 * run.best, 3), "loss_as_it_is": round(1e3 * usual.best, 3)}
-                lines.append({"change": name, "seed": seed, **losses, **facts([run])})
+                found = {"loss": round(1e3 * run.best, 3), "loss_as_it_is": round(1e3 * usual.best, 3)}
+                found |= {"steps20_k": run.steps_to(1.2) / 1e3, "steps20_k_as_it_is": usual.steps_to(1.2) / 1e3}
+                lines.append({"change": name, "seed": seed, **found, **facts([run])})
     return lines
 
 

@@ -187,11 +187,14 @@ class Spread:
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
     def standard_errors_from(self, other: Spread) -> float | None:
-        """(self - other) / sqrt(s1^2/n1 + s2^2/n2); None where that is not known."""
+        """(self - other) / sqrt(s1^2/n1 + s2^2/n2); None where that is not known.
+
+        Infinite where no run differs from another of its side, but the sides do.
+        """
         if self.std is None or other.std is None:
             return None
-        error = math.sqrt(self.std**2 / self.n + other.std**2 / other.n)
-        return (self.mean - other.mean) / error if error else None
+        apart, error = self.mean - other.mean, math.sqrt(self.std**2 / self.n + other.std**2 / other.n)
+        return apart / error if error else math.copysign(math.inf, apart) if apart else 0.0
 
     def show(self, digits: int) -> str:
         return f"{self.mean:,.{digits}f}" + (f" ± {self.std:.{digits}f}" if self.std is not None else "")

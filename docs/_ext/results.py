@@ -37,6 +37,7 @@ FACTS = {
     "commit {}": ("commit",),
 }
 
+WORDS = re.compile("^[^\\W\\d]|[a-z]{4}")  # in a column that is not of numbers, whose cells may be several lines
 Row = dict[str, Any]
 
 
@@ -140,7 +141,7 @@ class Results(SphinxDirective):
                 raise ValueError(f"nothing is in the columns {', '.join(empty)}; there are {', '.join(rows[0])}")
         except (OSError, ValueError) as error:
             raise self.error(f"{self.arguments[0]}: {error}") from error
-        sides = ["---" if any(text[:1].isalpha() for text in texts) else "--:" for texts in zip(*body)]
+        sides = ["---" if any(WORDS.search(text) for text in texts) else "--:" for texts in zip(*body)]
         link = os.path.relpath(path, Path(self.env.doc2path(self.env.docname)).parent)
         caption = f"{option('caption', '')} ({facts(rows)}; [CSV]({link}))".replace("(; ", "(")
         lines = [[heading for heading, _ in columns], sides, *body]

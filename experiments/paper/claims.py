@@ -1,7 +1,7 @@
 """The paper's claims, each with our figure and a verdict that follows from it by a rule (claim_list.py).
 
-A verdict is `same`, `differs` or `cannot tell`, which it always is of one seed. Where runs are missing our figure is
-NOT_RUN. Tables beside the claims:
+A verdict is `same`, `differs` or `cannot tell`, which it always is of one seed. Of two means one is the greater if they
+are more than two standard errors apart. Where runs are missing our figure is NOT_RUN. Tables beside the claims:
     speedup     steps to within 10% and 20%, KSOM's against EMA-VQ's, with a 95% interval by resampling seeds
     early       EMA-VQ with counts from 0: how many runs fail
     precision   the cells of `main` in float32
@@ -13,7 +13,7 @@ NOT_RUN. Tables beside the claims:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from experiments.tables import Row, rows_of
 NOT_RUN = "not run yet"
 SAME, DIFFERS, UNKNOWN = "same", "differs", "cannot tell"
 RESAMPLES = 10_000
+ERRORS = 2.0  # standard errors that two means must be apart
 FAILED = 1.5  # times the loss of counts from 1: a run that ends above has failed
 LARGE: tuple[Dataset, ...] = ("faces", "imagenet")
 FACES = ("celebahq", "afhq")  # the sets of faces, whose losses' mean is the loss
@@ -56,28 +57,27 @@ class Evidence:
 
     def __init__(self, folder: Path, records: Records) -> None:
         self.folder, self.records = folder, records
-        self.tables: dict[str, list[Row]] = {}
+        self.tables: dict[tuple[str, Blocks | None], list[Row]] = {}
 
     @cached_property
     def measured(self) -> dict[str, Line]:
         return read_measured([self.folder])
 
-    def rows(self, table: str, **key: str) -> list[Row]:
-        """The rows of a table of CIFAR-10 with these key columns, as the table has them."""
-        if table not in self.tables:
-            options = settled(table, Options("cifar10", render_only=True), self.records)
-            self.tables[table] = rows_of(table, replace(options, partial=True), self.records)[0]
-        return [
-            row for row in self.tables[table] if row.runs and all(getattr(row.cell, name) == key[name] for name in key)
-        ]
+    def rows(self, table: str, blocks: Blocks | None = None, **key: str) -> list[Row]:
+        """The rows of a table of CIFAR-10 with these key columns, as the table has them, or with these blocks."""
+        if (table, blocks) not in self.tables:
+            options = settled(table, Options("cifar10", render_only=True, blocks=blocks), self.records)
+            self.tables[table, blocks] = rows_of(table, replace(options, partial=True), self.records)[0]
+        found = [row for row in self.tables[table, blocks] if row.runs]
+        return [row for row in found if all(getattr(row.cell, name) == key[name] for name in key)]
 
     def row(self, table: str, **key: str) -> Row:
-        (found,) = self.rows(table, **key)
+        (found,) = self.rows(table, None, **key)
         return found
 
-    def runs(self, cell: Cell, most: int) -> list[Record]:
+    def runs(self, cell: Cell, most: int, **length: Any) -> list[Record]:
         """The runs of a cell that are there."""
-        found = [self.records.finished(cell.config(seed)) for seed in range(most)]
+        found = [self.records.finished(cell.config(seed, **length)) for seed in range(most)]
         return [run for run in found if run is not None]
 
     def lost(self, cell: Cell) -> int:
@@ -98,6 +98,27 @@ def loss(row: Row) -> Spread:
 
 def steps(row: Row, ratio: float) -> list[float]:
     return [run.steps_to(ratio) / 1e3 for run in row.runs]
+
+
+def greater(more: Sequence[float], less: Sequence[float]) -> str:
+    """The verdict on a claim that the first have the greater mean."""
+    errors = [Spread.of(values) for values in (more, less)]
+    assert errors[0] is not None
+    assert errors[1] is not None
+    apart = errors[0].standard_errors_from(errors[1])
+    return UNKNOWN if apart is None or abs(apart) <= ERRORS else SAME if apart > 0 else DIFFERS
+
+
+def joined(verdicts: Iterable[str]) -> str:
+    """The verdict on a claim of several parts."""
+    found = set(verdicts)
+    return DIFFERS if DIFFERS in found else UNKNOWN if UNKNOWN in found else SAME
+
+
+def course(run: Record) -> list[float]:
+    """Perplexities over a training: of training batches where the record has them, else of the validation images."""
+    traced = [value for line in run.lines if line["event"] == "trace" for value in line["perplexities"][0]]
+    return traced or [line["perplexity"] for line in run.validations()]
 
 
 def speedup(ema: list[float], ksom: list[float]) -> tuple[float, float, float]:
@@ -126,7 +147,8 @@ def speedups(evidence: Evidence) -> list[Line]:
 
 def early(evidence: Evidence) -> list[Line]:
     """EMA-VQ with both initial counts: the paper's blocks where every seed of a series is there, else plain ones."""
-    paper = len(evidence.runs(ZERO, EARLY_SEEDS)) + evidence.lost(ZERO) >= EARLY_SEEDS
+    tried = len(evidence.runs(ZERO, EARLY_SEEDS)) + evidence.lost(ZERO)
+    paper = tried >= EARLY_SEEDS and bool(evidence.runs(EMA, EARLY_SEEDS))
     cells = [cell if paper else replace(cell, blocks="plain") for cell in (EMA, ZERO)]
     found = [evidence.runs(cell, EARLY_SEEDS) for cell in cells]
     usual = fmean(run.best for run in found[0])
@@ -158,6 +180,10 @@ def precision(evidence: Evidence) -> list[Line]:
                 line |= {f"{name}_mean": round(spread.mean, 2), f"{name}_std": round(spread.std or 0, 2)}
             lines.append({**line, **facts([*float32, *bf16])})
     return lines
+
+
+def topographic_errors(evidence: Evidence, cell: Cell) -> list[float]:
+    return [found["topography"][0]["topographic_error"] for found in evidence.of_models(cell)]
 
 
 def smoothness(evidence: Evidence) -> list[Line]:
@@ -202,7 +228,7 @@ def beyond(evidence: Evidence) -> list[Line]:
                 "with_softmax": round(fmean(softmax), 2) if softmax else "",
                 "perplexity": round(fmean(run.validations()[-1]["perplexity"] for run in runs), 1), **facts(runs),
             })  # fmt: skip
-    return lines if any(line["method"] not in ("none", "hard") for line in lines) else []
+    return lines if {"none", "hard"} < {line["method"] for line in lines} else []
 
 
 def levels(records: Records) -> list[Line]:

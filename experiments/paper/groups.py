@@ -53,10 +53,10 @@ def groups() -> list[Group]:
         Group("main", _runs(cells("main"), range(10)), 16, ("topography", "shifts")),
         Group("robustness", _runs([cell for cell in robust if cell not in ours], range(10)), 16),
         Group("sensitivity", _runs(cells("sensitivity"), range(10)), 16),
-        Group("early", _runs([ZERO], range(EARLY_SEEDS)), 16),
         Group("gradient", _runs(cells("gradient"), range(5)), 18),
         Group("ablation", _runs(cells("ablation"), range(5)), 16, ("topography",)),
         Group("float32", _runs(float32, range(3)), 30),
+        Group("early", _runs([ZERO], range(EARLY_SEEDS)), 16),
         Group("smoothness", _runs(smooth_cells(["hard"]), range(5)), 16, ("topography",)),
         Group("soft", _runs(SOFT, range(3)), 60, ("topography",)),
         Group("gas", _runs([GAS], range(5)), 90, ("topography",)),
@@ -93,7 +93,7 @@ def large_groups() -> list[Group]:
     lost = [cell for cell in cells("main", sets[1], blocks="plain") if cell.neighborhood == "exponential"]
     lost += [replace(cell, blocks="plain") for cell in worst(sets[1]) if cell.method == "ksom"]
     cure = [Cell("main", sets[1], "ride", blocks="plain")]
-    made.append(Group("lost-imagenet", _runs([*lost, *cure], range(1), **SHORT), 120, ("topography",)))
+    made.append(Group("lost-imagenet", _runs([*lost, *cure], range(2), **SHORT), 45, ("topography",)))
     for dataset in sets:
         add("robustness", dataset, cells("robustness", dataset), range(1))
     for dataset in sets:

@@ -8,9 +8,10 @@ python -m experiments.paper.run --out OUT --tiny --device cpu             all gr
 
 python -m experiments.paper.run --collect OUT                             take what came back into records/paper
 
-OUT gets a record for each finished run, and what was measured of models. Runs that records/paper or OUT has are not
-repeated; those that were cut off go on from their checkpoints in --runs. Needs no command-line packages. Records of the
-same run that were there before go to records/replaced, which tables leave out.
+OUT gets a record for each finished run, and what was measured of models, a few runs at a time. Runs that records/paper
+or OUT has are not repeated. Within --limit no run is started that cannot end in it, unless --cut says so: then the rest
+of the time goes to runs that are cut off, and the same command goes on from their checkpoints in --runs. Needs no
+command-line packages. Records of the same run that were there before go to records/replaced, which tables leave out.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -44,6 +46,7 @@ from topovq.tokenizer.data.cifar10 import CACHED, NORMALIZATION
 from topovq.tokenizer.data.cifar10_copies import IMAGES
 from topovq.tokenizer.data.files import cache_dir
 from topovq.tokenizer.training import Interrupted, TrainConfig, open_data, read_record, train_all
+from topovq.tokenizer.training.many import AT_ONCE, LARGE
 from topovq.tokenizer.training.record import RECORD_FILE
 from topovq.tokenizer.training.watch import Diverged
 
@@ -51,6 +54,7 @@ RECORDS = Path(__file__).parents[2] / "records"
 SIDE, TILES = 32, 100  # pixels of an image, images along a side of a sheet
 FIRST = ((59, 62, 63), (154, 177, 187))  # the upper left pixels of the first two images of CIFAR-10
 DATA = ("faces", "imagenet")  # data sets that lie where an option says
+SPARE, COMPILING = 15.0, 60.0  # seconds that are left for the last records, and that the first runs take longer
 TINY_MODEL = {"hidden": 8, "residual_layers": 1, "residual_hidden": 4}
 PICTURES = ("map", "shifts", "shifts-wide", "shift-psnr", "topography")
 
@@ -138,34 +142,77 @@ def keep_failure(run: str, seed: int, message: str, out: Path) -> None:
 
 
 class Sweep:
-    """Groups of runs, trained one after the other and kept as they finish."""
+    """Groups of runs, trained in waves of as many as run at once, and kept as a wave ends."""
 
     def __init__(self, asked: argparse.Namespace, say: Callable[[str], None] = print) -> None:
         self.asked, self.say = asked, say
         self.device = pick_device(asked.device)
         self.began = time.monotonic()
+        self.pace, self.compiling = 1.0, COMPILING  # how much longer than expected the last wave took
+        self.broken = False
 
-    def train(self, group: Group, todo: list[TrainConfig]) -> None:
-        """Raises Interrupted when the time is over, after what is finished was kept."""
-        placed = {self.asked.runs / resolved(config).run_id: self._here(config) for config in todo}
-        left = {folder: replace(config, out=folder, resume=True) for folder, config in placed.items()}
+    def attempt(self, group: Group, todo: list[TrainConfig]) -> bool:
+        """`train`, where a fault in one group is told and leaves the time to the others."""
         try:
-            while left:
-                try:
-                    train_all(list(left.values()), jobs=self.asked.jobs, quiet=True)
-                    left = {}
-                except Diverged as error:  # a run that failed is a result; the others go on from their checkpoints
-                    folder = Path(error.__notes__[-1])
-                    self.say(f"{group.name}: {folder.name} failed: {error}")
-                    keep_failure(folder.name, left.pop(folder).seed, str(error), self.asked.out)
-        finally:
-            done = [run for folder in placed if (run := keep(folder, self.asked.out, self.asked.commit))]
-            seconds = time.monotonic() - self.began
-            self.say(f"{group.name}: {len(done)} of {len(placed)} runs are done, after {seconds:.0f} s")
+            return self.train(group, todo)
+        except Interrupted:
+            raise
+        except Exception:
+            traceback.print_exc()
+            self.say(f"{group.name} broke off")
+            self.broken = True
+            return False
+
+    def train(self, group: Group, todo: list[TrainConfig]) -> bool:
+        """Whether the time was enough for all of these. Raises Interrupted when it is over within a wave, after what
+        is finished was kept."""
+        done, number = 0, len(todo)
+        while wave := todo[: self.fitting(group, todo)]:
+            began = time.monotonic()
+            try:
+                self._train(group, wave)
+            finally:
+                kept = [keep(self._folder(config), self.asked.out, self.asked.commit) for config in wave]
+                done += sum(run is not None for run in kept)
+                self.say(f"{group.name}: {done} of {number} runs are done, after {self._spent():.0f} s")
+            self.measure(group)
+            took = time.monotonic() - began - self.compiling
+            self.pace, self.compiling = max(1.0, took / (group.seconds * len(wave))), 0.0
+            todo = todo[len(wave) :]
+        return not todo
+
+    def fitting(self, group: Group, todo: list[TrainConfig]) -> int:
+        """How many of these are to be run at once now: none where the time is too short for one."""
+        if not todo:
+            return 0
+        small = (todo[0].batch_size or 0) * (todo[0].image_size or 0) ** 2 <= LARGE
+        most = min(len(todo), self.asked.jobs or (AT_ONCE if small else 1))
+        if self.asked.limit is None or self.asked.cut:
+            return most
+        time_left = self.asked.limit - self._spent() - SPARE - self.compiling
+        return min(most, max(0, int(time_left / (group.seconds * self.pace))))
+
+    def _spent(self) -> float:
+        return time.monotonic() - self.began
+
+    def _folder(self, config: TrainConfig) -> Path:
+        return self.asked.runs / resolved(config).run_id
+
+    def _train(self, group: Group, wave: list[TrainConfig]) -> None:
+        placed = {self._folder(config): self._here(config) for config in wave}
+        left = {folder: replace(config, out=folder, resume=True) for folder, config in placed.items()}
+        while left:
+            try:
+                train_all(list(left.values()), jobs=self.asked.jobs, quiet=True)
+                left = {}
+            except Diverged as error:  # a run that failed is a result; the others go on from their checkpoints
+                folder = Path(error.__notes__[-1])
+                self.say(f"{group.name}: {folder.name} failed: {error}")
+                keep_failure(folder.name, left.pop(folder).seed, str(error), self.asked.out)
 
     def measure(self, group: Group) -> None:
         """Measure the models of a group that are here, those of earlier calls, too."""
-        folders = [self.asked.runs / resolved(config).run_id for config in group.configs if group.measured]
+        folders = [self._folder(config) for config in group.configs if group.measured]
         with ExitStack() as stack:
             opened: dict[str, Source] = {}
             for folder in folders:
@@ -215,11 +262,12 @@ def _stop(signum: int, frame: object) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for the records of finished runs")
-    parser.add_argument("--limit", type=float, help="seconds after which runs are stopped, with checkpoints")
+    parser.add_argument("--limit", type=float, help="seconds; no run is started that cannot end within them")
+    parser.add_argument("--cut", action="store_true", help="start runs until --limit, and stop them with checkpoints")
     parser.add_argument("--only", nargs="+", metavar="GROUP", help="these groups alone")
     parser.add_argument("--plan", action="store_true", help="say what is left, and run nothing")
     parser.add_argument("--large", action="store_true", help="the groups at 256x256")
-    parser.add_argument("--figures", action="store_true", help="draw the pictures of models that lie in --runs, too")
+    parser.add_argument("--figures", action="store_true", help="when all is done, draw pictures of models in --runs")
     parser.add_argument("--cifar", type=Path, help="folder with CIFAR-10 as five sheets *.webp")
     parser.add_argument("--faces", type=Path, help="faces at 256x256: a folder or tar shards")
     parser.add_argument("--imagenet", type=Path, help="ImageNet: a folder or tar shards")
@@ -249,31 +297,33 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.out is None:
         parser.error("--out is needed: the folder for records of finished runs")
     asked.out.mkdir(parents=True, exist_ok=True)
-    if asked.cifar:
-        unpack_cifar10(asked.cifar)
+    sweep = Sweep(asked)
     signal.signal(signal.SIGTERM, _stop)
     timer = threading.Timer(asked.limit or 0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     if asked.limit:
         timer.start()
-    sweep = Sweep(asked)
     try:
-        for group, todo in left:
-            if todo:
-                sweep.train(group, todo)
-            sweep.measure(group)
+        if asked.cifar:
+            unpack_cifar10(asked.cifar)
+        for group, _ in left:
+            sweep.measure(group)  # models of earlier calls
+        whole = all([sweep.attempt(group, todo) for group, todo in left])
     except Interrupted:
-        print("the time is over: the same command goes on")
-        return 0
+        whole = False
     finally:
         timer.cancel()
-    if asked.figures:
+    if sweep.broken:
+        print("the same command goes on once the faults above are mended")
+    elif not whole:
+        print("the time is over: the same command goes on")
+    if asked.figures and whole:
         for name in PICTURES:
             try:
                 draw(name, Options(blocks="paper", runs=asked.runs, records=(), out=asked.out / "figures"))
             except FileNotFoundError as error:
                 print(error)
-    return 0
+    return int(sweep.broken)
 
 
 if __name__ == "__main__":

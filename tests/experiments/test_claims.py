@@ -10,9 +10,18 @@ from pathlib import Path
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.paper.claim_list import CLAIMS, fails_from_0, saved, smaller_tau, softmax_fails
-from experiments.paper.claims import Claim, Evidence, answers, speedup
-from experiments.paper.groups import EMA, SOFT, ZERO, smooth_cells
+from experiments.paper.claim_list import (
+    CLAIMS,
+    faces_better,
+    fails_from_0,
+    in_use,
+    ksom_everywhere,
+    saved,
+    smaller_tau,
+    softmax_fails,
+)
+from experiments.paper.claims import Claim, Evidence, answers, greater, joined, speedup
+from experiments.paper.groups import EMA, HARD, SHORT, SOFT, ZERO, smooth_cells
 from experiments.runs import Records, resolved
 from experiments.specs import cells
 
@@ -25,6 +34,17 @@ def test_what_is_saved_and_its_interval() -> None:
     assert mean == pytest.approx(10)
     # Of two seeds each, a mean is the lower, the middle or the higher one: 1 - 5/4 at the worst, 1 - 4/6 at the best.
     assert (low, high) == pytest.approx((-25.0, 100 / 3))
+
+
+def test_of_two_means_one_is_greater_beyond_two_standard_errors() -> None:
+    # Means 6 and 4, standard deviations 1, three seeds: the error is sqrt(1/3 + 1/3), and 2 / 0.816 = 2.4.
+    assert greater([5, 6, 7], [3, 4, 5]) == "same"
+    assert greater([3, 4, 5], [5, 6, 7]) == "differs"
+    assert greater([5, 6, 7], [4, 5, 6]) == "cannot tell"  # 1 / 0.816 = 1.2
+    assert greater([3, 3], [2, 2]) == "same"  # no seed differs from another
+    assert greater([3, 3], [3, 3]) == greater([9], [1, 1]) == "cannot tell"
+    assert joined(["same", "cannot tell"]) == "cannot tell"
+    assert joined(["same", "cannot tell", "differs"]) == "differs"
 
 
 def write_main(folder: Path, reached: dict[str, list[int]]) -> Evidence:
@@ -57,11 +77,55 @@ def test_runs_that_fail_are_counted(tmp_path: Path) -> None:
             write_record(tmp_path / f"{cell.count_init}-{seed}.jsonl", lines_of(cell.config(seed), [loss] * 3))
     evidence = Evidence(tmp_path, Records([tmp_path]))
     assert fails_from_0(evidence) == ("1 of 20 runs fail", 20, "same")
+    (tmp_path / "0-19.jsonl").unlink()
+    write_record(tmp_path / "0-19.jsonl", lines_of(ZERO.config(19), [52.0] * 3))
+    # Where one in twenty fails, twenty runs without a failure are nothing rare: 0.95^20 = 0.36.
+    assert fails_from_0(Evidence(tmp_path, Records([tmp_path]))) == ("0 of 20 runs fail", 20, "cannot tell")
+    write_record(tmp_path / "0-19.jsonl", lines_of(ZERO.config(19), [900.0] * 3))
     (tmp_path / "0-0.jsonl").unlink()  # this one ended in NaN
     run = resolved(ZERO.config(0)).run_id
     (tmp_path / f"{run}.failed.json").write_text(json.dumps({"run": run, "failed": "NaN"}))
     evidence = Evidence(tmp_path, Records([tmp_path]))
     assert fails_from_0(evidence) == ("2 of 20 runs fail", 20, "same")
+
+
+def test_tables_of_other_blocks_are_not_compared(tmp_path: Path) -> None:
+    """`main` has the paper's blocks already, `robustness` only plain ones."""
+    for blocks, best in (("paper", 53.0), ("plain", 51.0)):
+        for cell in cells("main", blocks=blocks):
+            for seed in range(5):
+                write_record(tmp_path / f"{cell.name}-{blocks}-{seed}.jsonl", lines_of(cell.config(seed), [best]))
+    for cell in cells("robustness", blocks="plain"):
+        for seed in range(5):
+            write_record(tmp_path / f"robust-{cell.name}-{seed}.jsonl", lines_of(cell.config(seed), [51.1]))
+    evidence = Evidence(tmp_path, Records([tmp_path]))
+    assert {row.cell.blocks for row in evidence.rows("main")} == {"paper"}
+    assert ksom_everywhere("hard")(evidence) == ("51.0 to 51.1", 5, "same")
+
+
+def test_runs_of_the_papers_length_are_not_compared_with_short_ones(tmp_path: Path) -> None:
+    ema, ksom = (replace(cell, dataset="faces", blocks="plain") for cell in (EMA, HARD))
+    for cell, best in ((ema, 5.0), (ksom, 4.0)):
+        for seed in range(2):
+            write_record(tmp_path / f"{cell.method}-{seed}.jsonl", lines_of(cell.config(seed, **SHORT), [best + seed]))
+    whole = lines_of(replace(EMA, dataset="faces").config(0), [1.8])
+    write_record(tmp_path / "whole.jsonl", whole)
+    words = "4.50 and 5.50, fewer images, short runs"  # a difference of 1 is sqrt(2) standard errors here
+    assert faces_better(Evidence(tmp_path, Records([tmp_path]))) == (words, 2, "cannot tell")
+    write_record(tmp_path / "other.jsonl", lines_of(replace(HARD, dataset="faces").config(0), [1.7]))
+    assert faces_better(Evidence(tmp_path, Records([tmp_path])))[0] == "1.70 and 1.80, fewer images"
+
+
+def test_use_is_of_training_batches_where_records_have_them(tmp_path: Path) -> None:
+    for cell in cells("main"):
+        more = 100 if cell.method == "ksom" else 0
+        for seed in range(3):
+            lines = lines_of(cell.config(seed), [52.0] * 30)  # whose validations have 100, 200, ... 3,000
+            values = [10.0 + more] * 50 + [20.0] * 1_400 + [30.0 + more + seed] * 50
+            trace = {"event": "trace", "step": 30_000, "first": 20, "every": 20, "perplexities": [values]}
+            write_record(tmp_path / f"{cell.neighborhood}-{seed}.jsonl", [*lines[:-1], trace, lines[-1]])
+    words = "110 against 10 at first, 131 against 31 at the end"
+    assert in_use(Evidence(tmp_path, Records([tmp_path]))) == (words, 3, "same")
 
 
 def test_maps_and_softmax_are_judged_by_what_was_measured(tmp_path: Path) -> None:
@@ -73,7 +137,8 @@ def test_maps_and_softmax_are_judged_by_what_was_measured(tmp_path: Path) -> Non
             lines = lines_of(cell.config(seed), [70.0 if cell in SOFT else 52.0])
             run = lines[0]["id"]
             write_record(tmp_path / f"{run}.jsonl", lines)
-            order = {"topographic_error": errors.get(cell.tau, 1), "topographic_product": 0.1, "neighbor_ratio": 0.5}
+            error = errors.get(cell.tau, 1) + seed / 1_000
+            order = {"topographic_error": error, "topographic_product": 0.1, "neighbor_ratio": 0.5}
             found = {"run": run, "topography": [order], "shifts": [], "softmax": 0.05}
             (tmp_path / f"{run}.measured.json").write_text(json.dumps(found))
     evidence = Evidence(tmp_path, Records([tmp_path]))

@@ -25,7 +25,8 @@ from topovq.tokenizer.training.watch import Diverged
 def test_the_groups_hold_every_run_once_in_order_of_value(tmp_path: Path) -> None:
     left = plan(groups(), Records([tmp_path]))
     numbers = {group.name: len(todo) for group, todo in left}
-    assert list(numbers)[:4] == ["main", "robustness", "sensitivity", "early"]
+    first = ["main", "robustness", "sensitivity", "gradient", "ablation", "float32", "early"]
+    assert list(numbers)[: len(first)] == first
     assert numbers["main"] == 4 * 10
     assert numbers["robustness"] == 6 * 10
     assert numbers["sensitivity"] == 0  # its runs are those of the two before
@@ -87,11 +88,33 @@ def test_a_tiny_sweep_leaves_records_and_measures_and_is_not_repeated(
 
 def test_the_time_may_be_over_before_anything_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--records", str(tmp_path / "none")]
-    assert main(["--tiny", "--device", "cpu", "--only", "soft", "--limit", "0.05", *where]) == 0
-    assert "the time is over: the same command goes on" in capsys.readouterr().out
+    for more in ([], ["--cut"]):
+        assert main(["--tiny", "--device", "cpu", "--only", "soft", "--limit", "0.05", *more, *where]) == 0
+        said = capsys.readouterr().out
+        assert "the time is over: the same command goes on" in said
+        assert ("0 of 4 runs are done" in said) == bool(more)  # that were started and cut off
     with pytest.raises(SystemExit):
         main(["--only", "mian", "--plan"])
     assert "there is no group mian; there are main, robustness" in capsys.readouterr().err
+
+
+def test_no_run_is_started_that_cannot_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waves = [0.0], list[int]()
+
+    def train(configs: list[TrainConfig], **_: object) -> None:
+        waves.append(len(configs))
+        clock[0] += 20.0 * len(configs) + (40 if len(waves) == 1 else 0)
+
+    monkeypatch.setattr(paper_run, "train_all", train)
+    monkeypatch.setattr(paper_run.time, "monotonic", lambda: clock[0])
+    where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--records", str(tmp_path / "none")]
+    assert main(["--device", "cpu", "--only", "main", "--limit", "440", *where]) == 0
+    # 16 s a run are expected and 60 s to compile: 160 s for the first six. A run takes 20 s, as the second wave shows:
+    # then 160 s are left, of which 15 are spare, and after the third 40, which are enough for one.
+    assert waves == [6, 6, 6, 1]
+    clock[0], waves[:] = 0.0, []
+    assert main(["--device", "cpu", "--only", "gas", "early", "--limit", "150", *where]) == 0
+    assert waves == [4]  # `early` comes first; for one of gas, of 90 s, the time is too short
 
 
 def test_what_comes_back_replaces_older_records_of_the_same_run(tmp_path: Path) -> None:
@@ -150,3 +173,19 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(
     assert (failed["seed"], "weights are NaN" in failed["failed"]) == (0, True)
     main(["--tiny", "--only", "gas", "--plan", *where])
     assert "     2     1 " in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_a_fault_in_one_group_leaves_the_time_to_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(configs: list[TrainConfig], **_: object) -> None:
+        if configs[0].quantizer == "soft":
+            raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(paper_run, "train_all", train)
+    where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--records", str(tmp_path / "none")]
+    assert main(["--tiny", "--device", "cpu", "--only", "soft", "gas", *where]) == 1
+    said, told = capsys.readouterr()
+    assert "soft broke off" in said
+    assert "gas: 0 of 2 runs are done" in said
+    assert "no such kernel" in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def test_the_difference_is_in_standard_errors_of_both() -> None:
     assert ours.standard_errors_from(paper) == pytest.approx(0.1 / (0.04 / 3 + 0.04 / 10) ** 0.5)
     assert paper.standard_errors_from(ours) == pytest.approx(-0.1 / (0.04 / 3 + 0.04 / 10) ** 0.5)
     assert Spread(52.0, None, 1).standard_errors_from(paper) is None
+    assert Spread(2.0, 0.0, 3).standard_errors_from(Spread(3.0, 0.0, 10)) == -math.inf
+    assert Spread(3.0, 0.0, 3).standard_errors_from(Spread(3.0, 0.0, 10)) == 0
     assert Spread.of([3.0]) == Spread(3.0, None, 1)
     assert Spread.of([1.0, 3.0]) == Spread(2.0, 2**0.5, 2)
     assert Spread.of([]) is None
