@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from topovq.storage import atomic_file
 from topovq.tokenizer.data import cifar10_copies as copies
-from topovq.tokenizer.data.fetch import download, npm_pack
-from topovq.tokenizer.data.files import DataError, PathLike, cache_dir
+from topovq.tokenizer.data.files import DataError, PathLike, cache_dir, download, npm_pack
 from topovq.tokenizer.data.labels import Labels
 from topovq.tokenizer.data.source import Batches, Source, Triple, logger
 

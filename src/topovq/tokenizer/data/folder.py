@@ -14,8 +14,8 @@ import numpy as np
 from topovq.tokenizer.data.decode import EXTENSIONS
 from topovq.tokenizer.data.files import DataError, PathLike, open_file
 from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
+from topovq.tokenizer.data.order import split
 from topovq.tokenizer.data.source import logger
-from topovq.tokenizer.data.split import split
 
 VALIDATION_FOLDERS = (b"val", b"valid", b"validation")
 

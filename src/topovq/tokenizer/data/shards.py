@@ -25,8 +25,8 @@ import numpy as np
 from topovq.tokenizer.data.decode import EXTENSIONS, MAX_PIXELS
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
+from topovq.tokenizer.data.order import split
 from topovq.tokenizer.data.source import logger
-from topovq.tokenizer.data.split import split
 from topovq.tokenizer.data.tar_index import TarIndex, tar_index
 
 LARGEST = 8 * MAX_PIXELS  # bytes: no image that is decoded has more, in 16 bits a channel and without compression

@@ -23,13 +23,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from topovq.distributed import World, pick_device
-from topovq.tokenizer.data import Source
+from topovq.tokenizer.data import Source, open_data
 from topovq.tokenizer.models import QUANTIZERS
+from topovq.tokenizer.training.base import RunResult, check_folder
 from topovq.tokenizer.training.config import TrainConfig
-from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.loop import Run, train
-from topovq.tokenizer.training.result import RunResult, check_folder
 from topovq.tokenizer.training.step import fastest_convolutions
 from topovq.tokenizer.training.watch import Diverged
 

@@ -35,10 +35,9 @@ from topovq.view.explorer import schemas as api
 from topovq.view.explorer.film_api import add_film
 from topovq.view.explorer.gallery import Gallery, for_model, sent_image
 from topovq.view.explorer.generate_api import add_generator
-from topovq.view.explorer.paths import line
 from topovq.view.explorer.problems import PROBLEMS, SMALL, ApiError, Gate, speak_plainly
 from topovq.view.explorer.schemas import MapNumber, RunNumber
-from topovq.view.explorer.sheets import sheet_of
+from topovq.view.explorer.sheets import line, sheet_of
 from topovq.view.film import Film
 from topovq.view.report import Study
 from topovq.view.report.images import data_uri, png_bytes, sheet, to_array
