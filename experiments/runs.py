@@ -240,7 +240,7 @@ def some(problems: Sequence[str]) -> str:
 
 # Which runs a table is drawn from where nothing is to be run: the paper's residual blocks, if records hold them whole.
 # A table has runs of one kind of blocks, and its title names it. Where some seeds of the paper's blocks are still
-# missing, it has as many as every cell has.
+# missing, it has as many as every cell has. A partial table has the blocks of which there are more runs.
 
 LEAST_SEEDS = {"cifar10": 3}  # of every cell, that make a table of the paper's blocks; of other data sets one
 
@@ -255,7 +255,9 @@ def settled(table: str, options: Options, records: Records) -> Options:
         least = wanted if options.seeds is not None else LEAST_SEEDS.get(options.dataset, 1)
         if found >= least:
             return replace(asked, seeds=min(found, wanted))
-    return replace(options, blocks="paper")  # whose runs are what is missing
+    if not options.partial:
+        return replace(options, blocks="paper")  # whose runs are what is missing
+    return max((replace(options, blocks=blocks) for blocks in BLOCKS), key=lambda asked: _runs(table, asked, records))
 
 
 def seeds_there(table: str, options: Options, records: Records) -> int:
@@ -266,6 +268,10 @@ def seeds_there(table: str, options: Options, records: Records) -> int:
 def most_seeds(table: str, options: Options, records: Records) -> int:
     """As many seeds has the cell that has most of them."""
     return max(number for number, _ in _numbers(table, options, records))
+
+
+def _runs(table: str, options: Options, records: Records) -> int:
+    return sum(number for number, _ in _numbers(table, options, records))
 
 
 def _numbers(table: str, options: Options, records: Records) -> Iterator[tuple[int, bool]]:
