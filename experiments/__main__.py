@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from experiments import clients
+from experiments.clients import table as clients
 from experiments.draw import draw
 from experiments.figures import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
 from experiments.plots import save

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments import methods
-from experiments.methods import IBQ, METHODS, Bridge, Cell, Expiring, as_rows, build, cells
+from experiments.clients import methods
+from experiments.clients.methods import IBQ, METHODS, Bridge, Cell, Expiring, as_rows, build, cells
 from topovq import KohonenVQ
 
 

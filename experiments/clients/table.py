@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from experiments.clients_run import Cell, read, run_cells
-from experiments.methods import METHODS, QUICK_CELL, cells
+from experiments.clients.methods import METHODS, QUICK_CELL, cells
+from experiments.clients.run import Cell, read, run_cells
 from experiments.plots import canvas, style
 from experiments.runs import FACTS, Spread, some
 from experiments.specs import CLIENTS, QUICK, Options
