@@ -49,8 +49,8 @@ def open_file(path: PathLike) -> BinaryIO:
 TIMEOUT_SECONDS = 10.0
 
 
-def download(url: str, path: Path) -> None:
-    """Fetch `url` into `path`; DataError if it cannot be had."""
+def download(url: str, path: Path) -> Path:
+    """Fetch `url` into `path`, which is returned; DataError if it cannot be had."""
     try:
         with (
             urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response,
@@ -64,6 +64,7 @@ def download(url: str, path: Path) -> None:
                 progress.advance(task, len(chunk))
     except (OSError, HTTPException) as error:
         raise DataError(f"{url}: {error}") from error
+    return path
 
 
 def npm_pack(package: str, folder: Path) -> Path:

@@ -141,7 +141,7 @@ def _in_processes(configs: list[TrainConfig], jobs: int, progress: _Progress) ->
         StopRequest() as stop,
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(threads, modules)) as pool,
     ):
-        futures = {pool.submit(_train_quietly, config): config for config in configs}
+        futures = {pool.submit(train, config, quiet=True): config for config in configs}
         pending = set(futures)
         interrupted: Interrupted | None = None
         told = False
@@ -188,10 +188,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)  # as if it had been killed as well: the next sweep goes on from the last checkpoint
-
-
-def _train_quietly(config: TrainConfig) -> RunResult:
-    return train(config, quiet=True)
 
 
 class _Progress:

@@ -9,8 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from topovq.distributed import join_world
+from topovq.storage import CONFIG
 from topovq.tokenizer.data import open_data
-from topovq.tokenizer.models import CONFIG_FILE, Tokenizer, load_pretrained, outline
+from topovq.tokenizer.models import Tokenizer, load_pretrained, outline
 from topovq.tokenizer.training.checkpoint import checkpoints, newest_whole, step_of
 from topovq.tokenizer.training.evaluate import validate
 from topovq.tokenizer.training.progress import duration
@@ -34,10 +35,10 @@ def model_folder(run: str | Path) -> Path:
         raise FileNotFoundError(f"there is no run at {run}; `topovq train --out {run}` would make one")
     record = run / RECORD_FILE
     unfinished = record.exists() and read_record(record)[-1]["event"] != "final"
-    saved = (run / CONFIG_FILE).exists()
+    saved = (run / CONFIG).exists()
     newest = newest_whole(run) if unfinished or not saved else None
     if newest is None and not saved:
-        raise FileNotFoundError(f"{run} holds neither a model ({CONFIG_FILE}) nor a checkpoint that is whole")
+        raise FileNotFoundError(f"{run} holds neither a model ({CONFIG}) nor a checkpoint that is whole")
     return run if newest is None else newest
 
 
