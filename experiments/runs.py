@@ -249,20 +249,15 @@ def settled(table: str, options: Options, records: Records) -> Options:
     """The options with `blocks` filled in, and with the number of seeds that there are where none was asked for."""
     if options.blocks is not None or not options.render_only or table == SCALE or options.dataset == QUICK:
         return options
-    for blocks in BLOCKS:
-        asked = replace(options, blocks=blocks)
-        found, wanted = seeds_there(table, asked, records), asked.seeds_of(table)
+    for asked in (replace(options, blocks=blocks) for blocks in BLOCKS):
+        found = min(number for number, pending in _numbers(table, asked, records) if not pending)
+        wanted = asked.seeds_of(table)
         least = wanted if options.seeds is not None else LEAST_SEEDS.get(options.dataset, 1)
         if found >= least:
             return replace(asked, seeds=min(found, wanted))
     if not options.partial:
         return replace(options, blocks="paper")  # whose runs are what is missing
     return max((replace(options, blocks=blocks) for blocks in BLOCKS), key=lambda asked: _runs(table, asked, records))
-
-
-def seeds_there(table: str, options: Options, records: Records) -> int:
-    """The first so many seeds are there of every cell without which the table is not whole."""
-    return min(number for number, pending in _numbers(table, options, records) if not pending)
 
 
 def most_seeds(table: str, options: Options, records: Records) -> int:
