@@ -198,8 +198,12 @@ class Spread:
 
 
 def mean_and_std(spread: Spread | None) -> list[str]:
-    """As a CSV has them; empty where there is none."""
-    numbers = (None, None) if spread is None else (spread.mean, spread.std)
+    """As a CSV has them."""
+    return as_text((None, None) if spread is None else (spread.mean, spread.std))
+
+
+def as_text(numbers: Iterable[float | None]) -> list[str]:
+    """Numbers as a CSV has them; empty where there is none."""
     return ["" if number is None else f"{number:.6g}" for number in numbers]
 
 
