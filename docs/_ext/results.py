@@ -38,6 +38,7 @@ FACTS = {
     "commit {}": ("commit",),
 }
 
+WORDS = re.compile("^[^\\W\\d]|[a-z]{4}")  # in a column that is not of numbers, whose cells may be several lines
 Row = dict[str, Any]
 
 
@@ -151,13 +152,11 @@ class Results(SphinxDirective):
                 raise ValueError(f"nothing is in the columns {', '.join(empty)}; there are {', '.join(rows[0])}")
         except (OSError, ValueError) as error:
             raise self.error(f"{self.arguments[0]}: {error}") from error
-        words = [any(re.search("[A-Za-z]{2}", text) for text in texts) for texts in zip(*body)]
-        sides = ["---" if to_the_left else "--:" for to_the_left in words]
+        sides = ["---" if any(WORDS.search(text) for text in texts) else "--:" for texts in zip(*body)]
         link = os.path.relpath(path, Path(self.env.doc2path(self.env.docname)).parent)
         caption = f"{option('caption', '')} ({facts(rows)}; [CSV]({link}))".replace("(; ", "(")
         lines = [[heading for heading, _ in columns], sides, *body]
-        unbroken = [f"| {' | '.join(line)} |".replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for line in lines]
-        text = [*unbroken, "", caption.strip()]
+        text = [*(f"| {' | '.join(line)} |" for line in lines), "", caption.strip()]
         return self._parsed(text)
 
     def _parsed(self, text: list[str]) -> list[nodes.Node]:
