@@ -19,11 +19,12 @@ from topovq.prior.nearest import Nearest, find_nearest
 from topovq.prior.transformer import Prior
 from topovq.prior.written import check_folder, replace
 from topovq.storage import CONFIG, model_id, refuse_to_overwrite
-from topovq.tokenizer.data import Source, open_data
+from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer, check_name, codes_of, load_pretrained
 from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.tokenfile import open_writer
 from topovq.tokenizer.tokens import image_name, write_png
+from topovq.tokenizer.training import open_data
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 from topovq.tokenizer.training.runs import model_folder
