@@ -2,6 +2,6 @@
 
 specs, runs, tables, figures    what is run, the records that are left, what is made of them
 draw, plots, pictures, pages    how a figure is drawn, and what the pages in docs/ show
-paper/, prior/, clients, scale, regimes, studies    one study each, but for the last: several small ones
-methods, peers                  quantizers of others
+paper/, prior/, clients/, scale, studies    one study each, but for the last: several small ones
+peers                           quantizers of others
 """

@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from experiments import clients
+from experiments.clients import table as clients
 from experiments.draw import draw
 from experiments.figures import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
 from experiments.plots import save
@@ -59,10 +59,6 @@ class Command(Options):
     """Name of a table or of a figure, or all."""
     quick: bool = False
     """A small version on the photographs that come with the package, on the CPU."""
-    codebooks: Annotated[tuple[int, ...] | None, arg(metavar="K [K ...]")] = None
-    """Only these sizes of the codebook (in scale)."""
-    out: Annotated[Path, arg(aliases=["-o"])] = Path("reproduced")
-    """Folder for the tables (CSV, markdown) and figures (PNG, SVG)."""
 
     def __post_init__(self) -> None:
         """Values are checked by `options`: a mistake is one line of ours there, and a box of tyro's here."""

@@ -132,29 +132,23 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
 
 def draw_course(search: Search, parts: Sequence[Part]) -> Any:
     """The figure `early` or `utilization`, of every seed whose record has the course of its training."""
-    found = {part.look: [run for run in _runs(search, part) if traces(run)] for part in parts}
+    every = {part.look: [search.find(part, seed) for seed in range(MOST_SEEDS)] for part in parts}
+    found = {look: [run for run in runs if run is not None and traces(run)] for look, runs in every.items()}
     lacking = [look.label for look, runs in found.items() if not runs]
     if lacking:
         raise FileNotFoundError(
             f"the figure {search.name!r} needs records that tell of single batches, and there is none of "
             f"{', '.join(lacking)}; `python -m experiments.paper.run --only main early` trains such runs"
         )
-    first = next(iter(found.values()))[0].config
-    caption = f"VQ-VAE on {first['data']}, every {traces(first_run(found))[0]['every']} steps, one batch a point."
+    first = next(iter(found.values()))[0]
+    trace = traces(first)[0]
+    caption = f"VQ-VAE on {first.config['data']}, every {trace['every']} steps, one batch a point."
     if search.name == "early":
         curves = [course(look, runs, None, EARLY) for look, runs in found.items()]
         return draw_losses({"": curves}, "The first steps", f"{caption} N is the initial count.", "training")
-    levels = LEVELS[len(traces(first_run(found))[0]["perplexities"])]
+    levels = LEVELS[len(trace["perplexities"])]
     panels = {name: [course(look, runs, i) for look, runs in found.items()] for i, name in enumerate(levels)}
-    return draw_perplexities(panels, first["codebook_size"], "Codes in use in training batches", caption)
-
-
-def first_run(found: dict[Look, list[Record]]) -> Record:
-    return next(iter(found.values()))[0]
-
-
-def _runs(search: Search, part: Part) -> list[Record]:
-    return [run for seed in range(MOST_SEEDS) if (run := search.find(part, seed)) is not None]
+    return draw_perplexities(panels, first.config["codebook_size"], "Codes in use in training batches", caption)
 
 
 def traces(run: Record) -> list[dict[str, Any]]:

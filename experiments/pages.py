@@ -19,7 +19,7 @@ from typing import Any
 
 from PIL import Image
 
-from experiments.clients import draw_clients, make_clients
+from experiments.clients.table import draw_clients, make_clients
 from experiments.draw import draw
 from experiments.figures import FROM_RECORDS, TRACED, figures_of
 from experiments.paper.claim_list import csv_files

@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -223,24 +222,9 @@ class PeerVQ(Peer):
 class PeerSimVQ(Peer):
     """SimVQ. Its loss is |sg(x) - q|^2 + 0.25 |x - sg(q)|^2, which also moves the linear map that makes the codes."""
 
-    def __init__(
-        self,
-        dim: int,
-        codebook_size: int,
-        *,
-        accept_image_fmap: bool = True,
-        rotation_trick: bool = False,
-        input_to_quantize_commit_loss_weight: float = 0.25,
-        commitment_weight: float = 1.0,
-    ) -> None:
-        inner = their("SimVQ")(
-            dim,
-            codebook_size,
-            channel_first=True,
-            rotation_trick=rotation_trick,
-            input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight,
-            commitment_weight=commitment_weight,
-        )
+    def __init__(self, dim: int, codebook_size: int, *, accept_image_fmap: bool = True) -> None:
+        options = {"rotation_trick": False, "input_to_quantize_commit_loss_weight": 0.25, "commitment_weight": 1.0}
+        inner = their("SimVQ")(dim, codebook_size, channel_first=True, **options)
         super().__init__(dim, inner, codebook_size, accept_image_fmap)
 
     def _output(self, indices: Tensor) -> Tensor:
@@ -252,16 +236,14 @@ class PeerSimVQ(Peer):
 
 
 class PeerFSQ(Peer):
-    """FSQ; `levels` are those of its paper for this codebook_size, or those whose product is closest to it.
+    """FSQ; its levels are those of its paper for this codebook_size, or those whose product is closest to it.
 
     `codebook_size` is their product, which may be more or fewer codes than were asked for.
     """
 
-    def __init__(
-        self, dim: int, codebook_size: int, *, accept_image_fmap: bool = True, levels: Sequence[int] | None = None
-    ) -> None:
-        chosen = list(fsq_levels(codebook_size) if levels is None else levels)
-        super().__init__(dim, their("FSQ")(chosen, dim=dim), math.prod(chosen), accept_image_fmap)
+    def __init__(self, dim: int, codebook_size: int, *, accept_image_fmap: bool = True) -> None:
+        levels = list(fsq_levels(codebook_size))
+        super().__init__(dim, their("FSQ")(levels, dim=dim), math.prod(levels), accept_image_fmap)
 
     def _quantize(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         quantized, indices = self.inner(x_BCHW)
@@ -276,34 +258,14 @@ class PeerFSQ(Peer):
 
 
 class PeerLFQ(Peer):
-    """LFQ; codebook_size must be a power of 2. Its entropy loss makes an N x K matrix.
+    """LFQ; codebook_size must be a power of 2. Its entropy loss makes an N x K matrix."""
 
-    A `frac_per_sample_entropy` below 1 computes it from that share of the vectors, for less memory.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        codebook_size: int,
-        *,
-        accept_image_fmap: bool = True,
-        entropy_loss_weight: float = 0.1,
-        diversity_gamma: float = 1.0,
-        commitment_loss_weight: float = 0.25,
-        frac_per_sample_entropy: float = 1.0,
-    ) -> None:
+    def __init__(self, dim: int, codebook_size: int, *, accept_image_fmap: bool = True) -> None:
         if codebook_size < 2 or codebook_size & (codebook_size - 1):
             raise ValueError(f"lfq: codebook_size={codebook_size!r} must be a power of 2, such as 512 or 16384")
-        inner = their("LFQ")(
-            dim=dim,
-            codebook_size=codebook_size,
-            entropy_loss_weight=entropy_loss_weight,
-            diversity_gamma=diversity_gamma,
-            commitment_loss_weight=commitment_loss_weight,
-            frac_per_sample_entropy=frac_per_sample_entropy,
-        )
+        weights = {"entropy_loss_weight": 0.1, "diversity_gamma": 1.0, "commitment_loss_weight": 0.25}
+        inner = their("LFQ")(dim=dim, codebook_size=codebook_size, **weights)
         super().__init__(dim, inner, codebook_size, accept_image_fmap)
-        self.graphable = frac_per_sample_entropy == 1  # else it draws the vectors on the host
 
     def _output(self, indices: Tensor) -> Tensor:
         return self.inner.project_out(self.codebook[indices])

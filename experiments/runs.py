@@ -201,8 +201,12 @@ class Spread:
 
 
 def mean_and_std(spread: Spread | None) -> list[str]:
-    """As a CSV has them; empty where there is none."""
-    numbers = (None, None) if spread is None else (spread.mean, spread.std)
+    """As a CSV has them."""
+    return as_text((None, None) if spread is None else (spread.mean, spread.std))
+
+
+def as_text(numbers: Iterable[float | None]) -> list[str]:
+    """Numbers as a CSV has them; empty where there is none."""
     return ["" if number is None else f"{number:.6g}" for number in numbers]
 
 
@@ -243,7 +247,7 @@ def some(problems: Sequence[str]) -> str:
 
 # Which runs a table is drawn from where nothing is to be run: the paper's residual blocks, if records hold them whole.
 # A table has runs of one kind of blocks, and its title names it. Where some seeds of the paper's blocks are still
-# missing, it has as many as every cell has.
+# missing, it has as many as every cell has. A partial table has the blocks of which there are more runs.
 
 LEAST_SEEDS = {"cifar10": 3}  # of every cell, that make a table of the paper's blocks; of other data sets one
 
@@ -252,23 +256,24 @@ def settled(table: str, options: Options, records: Records) -> Options:
     """The options with `blocks` filled in, and with the number of seeds that there are where none was asked for."""
     if options.blocks is not None or not options.render_only or table == SCALE or options.dataset == QUICK:
         return options
-    for blocks in BLOCKS:
-        asked = replace(options, blocks=blocks)
-        found, wanted = seeds_there(table, asked, records), asked.seeds_of(table)
+    for asked in (replace(options, blocks=blocks) for blocks in BLOCKS):
+        found = min(number for number, pending in _numbers(table, asked, records) if not pending)
+        wanted = asked.seeds_of(table)
         least = wanted if options.seeds is not None else LEAST_SEEDS.get(options.dataset, 1)
         if found >= least:
             return replace(asked, seeds=min(found, wanted))
-    return replace(options, blocks="paper")  # whose runs are what is missing
-
-
-def seeds_there(table: str, options: Options, records: Records) -> int:
-    """The first so many seeds are there of every cell without which the table is not whole."""
-    return min(number for number, pending in _numbers(table, options, records) if not pending)
+    if not options.partial:
+        return replace(options, blocks="paper")  # whose runs are what is missing
+    return max((replace(options, blocks=blocks) for blocks in BLOCKS), key=lambda asked: _runs(table, asked, records))
 
 
 def most_seeds(table: str, options: Options, records: Records) -> int:
     """As many seeds has the cell that has most of them."""
     return max(number for number, _ in _numbers(table, options, records))
+
+
+def _runs(table: str, options: Options, records: Records) -> int:
+    return sum(number for number, _ in _numbers(table, options, records))
 
 
 def _numbers(table: str, options: Options, records: Records) -> Iterator[tuple[int, bool]]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.plots import canvas, style
-from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures
+from experiments.runs import FACTS, Record, Records, Spread, as_text, facts, mean_and_std, mixtures
 from experiments.specs import QUICK, SCALE, Cell, Options, cells
-from experiments.tables import Table, check_whole
+from experiments.tables import Table, check_whole, span
 from topovq.view.pictures import COLORS
 
 MEASURES = {"loss": 1e3, "psnr": 1.0, "usage": 100.0, "perplexity": 1.0}  # a validation's values, and their units here
@@ -130,7 +130,7 @@ def _table(dataset: str, points: list[Point], full: int, notes: list[str], runs:
             shown += ["" if cost is None else f"{cost:,.{COSTS[name]}f}" for name, cost in costs.items()]
         rows.append([f"{size:,}", point.cell.method, f"{point.step:,}{of}", str(n), *shown])
         numbers = [number for spread in spreads for number in mean_and_std(spread)]
-        numbers += ["" if cost is None else f"{cost:.6g}" for cost in costs.values()]
+        numbers += as_text(costs.values())
         key = [SCALE, dataset, str(size), point.cell.method]
         values.append([*key, str(n), str(point.step), str(point.length), *numbers, *facts(point.runs).values()])
     notes = [*notes, *_notes(dataset, points, full, runs)]
@@ -196,7 +196,7 @@ def draw_scale(table: Table) -> Any:
     sizes = sorted({int(row["codebook_size"]) for row in rows})
     seeds = sorted({int(row["n"]) for row in rows})
     fewer = sorted({int(row["steps"]) for row in rows} - {full}, reverse=True)
-    caption = f"{_range(seeds)} seed{'s' * (seeds != [1])} a point, {full:,} steps"
+    caption = f"{span(seeds)} seed{'s' * (seeds != [1])} a point, {full:,} steps"
     if fewer:
         caption += f"; hollow: after {' or '.join(f'{steps:,}' for steps in fewer)} steps, every method with as many"
     caption += ". Codes in use are those that occur among the tokens of the validation images."
@@ -225,7 +225,3 @@ def draw_scale(table: Table) -> Any:
         uses.set(ylabel="codes in use (%)", ylim=(0, 104))
         losses.legend(loc="lower left", labelspacing=0.25)  # below the curves
     return figure
-
-
-def _range(numbers: list[int]) -> str:
-    return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"

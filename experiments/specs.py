@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from tyro.conf import arg
 
 from experiments.peers import PEERS
 from topovq.grid import Grid
@@ -88,17 +90,16 @@ class Options:
     """Which of the paper's data sets; imagenet and faces need --data-path to be run (not to be drawn). photos
     is that of --quick."""
     seeds: int | None = None
-    """Runs of each cell; if not given 10, in ablation and gradient 5 (with plain blocks 5 and 3), in scale 3, with
-    --quick 2. In scale one, whatever is given, of others' quantizers and beyond 16,384 codes. Pictures are of 1;
-    measures of 1 if not given."""
+    """Runs of each cell; if not given 10, in ablation and gradient 5 (with plain blocks 5 and 3), in scale 3, quick 2.
+    Scale has one of quantizers of others and beyond 16,384 codes. Pictures are of one, measures too if not given."""
     steps: int | None = None
     """Training steps of each run; the paper's 30,000 if not given, with --quick 400."""
     batch_size: int | None = None
     """Images a step; the paper's if not given (256 for cifar10, else 128), with --quick 64."""
     blocks: Blocks | None = None
     """Residual blocks of the model: paper (the authors') or plain (ours). If not given: paper; with --render-only
-    plain where there are no whole records of paper. scale and --quick have plain ones."""
-    codebooks: tuple[int, ...] | None = None
+    plain where no whole table of paper is there (with --partial, where more of plain is). Plain in scale and quick."""
+    codebooks: Annotated[tuple[int, ...] | None, arg(metavar="K [K ...]")] = None
     """Only these sizes of the codebook (in scale)."""
     jobs: int | None = None
     """Runs at a time; chosen for the machine if not given."""
@@ -109,7 +110,7 @@ class Options:
     records: tuple[Path, ...] = field(default_factory=lambda: tuple(filter(Path.is_dir, [Path("records")])))
     """Folders with records of finished runs, which are not repeated; records/ where there is one. --records with
     nothing after it has every run done here."""
-    out: Path = Path("reproduced")
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("reproduced")
     """Folder for the tables (CSV, markdown) and figures (PNG, SVG)."""
     render_only: bool = False
     """Run nothing: draw from what is there, and refuse where runs are missing."""

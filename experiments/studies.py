@@ -26,9 +26,9 @@ from topovq import KohonenVQ
 from topovq.distributed import pick_device
 from topovq.metrics import perplexity, usage
 from topovq.storage import write_atomic
+from topovq.tokenizer.data import open_data
 from topovq.tokenizer.models import load_pretrained
 from topovq.tokenizer.training import read_record
-from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import count_tokens
 from topovq.tokenizer.training.record import RECORD_FILE, environment
 

@@ -219,7 +219,7 @@ def _notes(rows: list[Row]) -> list[str]:
         )
     seeds = [(row.n, int(row.cell.paper["seeds"])) for row in rows if row.cell.paper]
     if any(n < theirs for n, theirs in seeds):
-        ours, paper = map(_range, zip(*seeds))
+        ours, paper = map(span, zip(*seeds))
         notes.append(f"Fewer seeds than the paper: {ours} a cell, {paper} there.")
     steps, quick = rows[0].steps, dataset == QUICK
     if steps < PAPER_STEPS:
@@ -275,10 +275,10 @@ def _listed(numbers: Sequence[int]) -> str:
     return " or ".join(f"{number:,}" for number in numbers)
 
 
-def _range(numbers: Sequence[int]) -> str:
+def span(numbers: Sequence[int]) -> str:
     """`3`, or `2 to 3` where they differ."""
     least, most = min(numbers), max(numbers)
-    return f"{least}" if least == most else f"{least} to {most}"
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 # Formats

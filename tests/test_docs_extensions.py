@@ -72,6 +72,14 @@ def test_rows_that_agree_are_averaged(rows):
     assert ksom["loss"]["eager"] == 2.75
 
 
+def test_rows_are_ordered_by_their_numbers(rows):
+    assert [row["K"] for row in results.ordered(rows[::-1], ["K", "loss"])] == [512, 512, 1024]
+    assert results.ordered(rows[::-1], ["K", "loss"])[0]["loss"] == 1.5
+    assert results.ordered(rows[::-1], []) == rows[::-1]
+    with pytest.raises(ValueError, match="cannot be sorted by 'std'"):
+        results.ordered(rows, ["std"])
+
+
 def test_the_caption_says_n_hardware_and_commits_once(rows):
     assert results.facts(rows) == "n = 3, 1; a GPU; commit 0123456, 1112223"
 

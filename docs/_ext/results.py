@@ -8,7 +8,8 @@
 
 A line is a column: its heading, and a format string over the CSV's columns, whose ` ± ` part is left out where a value
 is empty. With `across` the rows that agree in the columns `by` become one, whose values go by those of the columns
-`across`: `{ms[ema]:.2f}`; rows that agree in both are averaged. The caption ends with n, hardware, torch and commit.
+`across`: `{ms[ema]:.2f}`; rows that agree in both are averaged. `sort` names the columns that rows are ordered by.
+The caption ends with n, hardware, torch and commit.
 Between several formats of a column stands ` least `: the cell then shows the smallest of those that were measured.
 Where the file does not exist yet, or no row of it is chosen, the text of `missing` stands in its place.
 """
@@ -90,6 +91,14 @@ def _mean(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 or isinstance(values[0], str) else fmean(values)
 
 
+def ordered(rows: list[Row], by: list[str]) -> list[Row]:
+    """The rows by the values of these columns, as they come where there are none."""
+    for name in by:
+        if any(name not in row for row in rows):
+            raise ValueError(f"rows cannot be sorted by {name!r}, which some of them do not have")
+    return sorted(rows, key=lambda row: [row[name] for name in by])
+
+
 def cell(form: str, row: Row, names: dict[str, str]) -> str:
     if " least " in form:
         measured = [text for part in form.split(" least ") if (text := cell(part.strip(), row, names))]
@@ -118,7 +127,8 @@ def facts(rows: list[Row]) -> str:
 class Results(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = dict.fromkeys(("caption", "where", "names", "by", "across", "missing"), directives.unchanged_required)
+    options_known = ("caption", "where", "names", "by", "across", "sort", "missing")
+    option_spec = dict.fromkeys(options_known, directives.unchanged_required)
 
     def run(self) -> list[nodes.Node]:
         _, path = self.env.relfn2path(self.arguments[0])
@@ -133,6 +143,7 @@ class Results(SphinxDirective):
                 return self._parsed([option("missing")])
             columns = [[part.strip() for part in line.split("|", 1)] for line in self.content if line.strip()]
             shown = merged(rows, option("by", "").split(), option("across").split()) if option("across") else rows
+            shown = ordered(shown, option("sort", "").split())
             if not 0 < len(shown) <= MOST_ROWS:
                 raise ValueError(f"{len(shown)} rows are left; a table on a page has 1 to {MOST_ROWS}: change `where`")
             names = pairs(option("names", ""))

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from experiments.clients_run import Crops, load_images
-from experiments.methods import build
+from experiments.clients.images import Crops, load_images
+from experiments.clients.methods import build
 from experiments.prior.cells import CODEBOOKS, SIDES, Book
 from topovq.grid import Grid
 from topovq.metrics import psnr

@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.peers import fsq_levels
 
-# The codebook's name in the table -> that of experiments.methods
+# The codebook's name in the table -> that of experiments.clients.methods
 CODEBOOKS = {"KSOM": "recommended", "EMA-VQ": "ema", "vqp": "vqp-rewritten", "FSQ": "fsq", "LFQ": "lfq"}
 HEADS = ("flat", "flat tied", "row/column", "row/column shuffled", "bits", "bits shuffled", "own")
 SIZES = (512, 16_384, 65_536, 262_144)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.clients_run import environment, read
+from experiments.clients.run import environment, read
 from experiments.prior.books import Images, Steps, Tokens, adamw, cached, load, pack_cifar10
 from experiments.prior.cells import NARROWEST, SMOOTHED, WIDEST, Book, Cell, cells, digits, quick_cells
 from experiments.prior.samples import look_at

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from experiments.clients_run import read
+from experiments.clients.run import read
 from experiments.plots import canvas, style
 from experiments.prior.cells import Cell, cells, quick_cells
 from experiments.prior.run import STUDY, run_cells

@@ -29,7 +29,7 @@ from topovq.tokenizer.training import evaluate as evaluate_run
 from topovq.tokenizer.training import info as describe_run
 from topovq.tokenizer.training.progress import duration, shown
 from topovq.tokenizer.training.record import finite
-from topovq.tokenizer.training.summary import list_runs, summary
+from topovq.tokenizer.training.runs import list_runs, summary
 
 DESCRIPTION = """Train tokenizers whose codes live on a map (Kohonen-VAE), and use them.
 

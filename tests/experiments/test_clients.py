@@ -16,11 +16,14 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments import clients_run, pages
+from experiments import pages
 from experiments.__main__ import main
-from experiments.clients import COLUMNS, LABELS, draw_clients, make_clients
-from experiments.clients_run import Crops, load_images, pack, read, run_cells
-from experiments.methods import METHODS, QUICK_CELL, Cell, cells
+from experiments.clients import images as clients_images
+from experiments.clients import run as clients_run
+from experiments.clients.images import Crops, load_images, pack
+from experiments.clients.methods import METHODS, QUICK_CELL, Cell, cells
+from experiments.clients.run import read, run_cells
+from experiments.clients.table import COLUMNS, LABELS, draw_clients, make_clients
 from experiments.specs import Options
 from experiments.tables import IncompleteTable, as_csv, markdown
 
@@ -172,7 +175,7 @@ def test_shards_and_their_pack_hold_the_same_images(tmp_path: Path) -> None:
                 buffer.seek(0)
                 file.addfile(info, buffer)
     whole = load_images(tmp_path, "set", "train")
-    assert whole.shape == (2, clients_run.SIDE, clients_run.SIDE, 3)
+    assert whole.shape == (2, clients_images.SIDE, clients_images.SIDE, 3)
     pack(tmp_path / "set", tmp_path / "set", 1)
     packed = load_images(tmp_path, "set", "train")
     assert len(packed) == 1
@@ -184,7 +187,7 @@ def test_shards_and_their_pack_hold_the_same_images(tmp_path: Path) -> None:
 def test_the_runs_need_few_packages() -> None:
     """The machine that they are for may not have what the package's extras bring."""
     absent = ("tyro", "rich", "fastapi", "huggingface_hub", "matplotlib", "sklearn", "pyarrow")
-    code = f"import sys\nsys.modules.update(dict.fromkeys({absent}))\nimport experiments.clients_run"
+    code = f"import sys\nsys.modules.update(dict.fromkeys({absent}))\nimport experiments.clients.run"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments import methods
-from experiments.methods import IBQ, METHODS, Bridge, Cell, Expiring, as_rows, build, cells
+from experiments.clients import methods
+from experiments.clients.methods import IBQ, METHODS, Bridge, Cell, Expiring, as_rows, build, cells
 from topovq import KohonenVQ
 
 
@@ -118,7 +118,7 @@ def test_every_method_gives_tokens_and_a_gradient(method: str) -> None:
 
 
 def test_the_former_setting_is_what_steps_gave() -> None:
-    """Written out, so that it stays what it was: of 128 x 128 codes in 1,200 steps, and of few codes in many."""
+    """In numbers, so that it stays what it was: of 128 x 128 codes in 1,200 steps, and of few codes in many."""
     layer = build("former", 2, 16_384, "euclidean", 1_200)
     assert isinstance(layer, KohonenVQ)
     numbers = layer.neighborhood.schedule.to_dict()

@@ -131,7 +131,6 @@ def test_levels_of_fsq() -> None:
     assert [math.prod(FSQ_LEVELS[size]) for size in (1_024, 4_096, 16_384, 65_536)] == [1_000, 4_375, 15_360, 64_000]
     assert math.prod(fsq_levels(16)) == 16
     assert math.prod(fsq_levels(2_048)) == 2_048
-    assert peer("fsq", levels=[5, 5]).codebook_size == 25
     with pytest.raises(ValueError, match="codebook_size=2 must be at least 3"):
         fsq_levels(2)
 
@@ -211,7 +210,6 @@ def test_those_that_wait_say_so() -> None:
         vq(features())
     assert done.names & WAITING
     assert not peer("vqp-rotation").graphable
-    assert not peer("lfq", frac_per_sample_entropy=0.5).graphable
 
 
 @pytest.mark.parametrize("kind", PEERS)

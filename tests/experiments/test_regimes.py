@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import regimes
-from experiments.clients_run import Run, load_images
-from experiments.methods import QUICK_CELL
-from experiments.regimes import BANDS, CODES, mel_filters, mel_frames, quantize_speech, train
+from experiments.clients import regimes
+from experiments.clients.images import load_images
+from experiments.clients.methods import QUICK_CELL
+from experiments.clients.regimes import BANDS, CODES, mel_filters, mel_frames, quantize_speech, train
+from experiments.clients.run import Run
 
 
 def test_fine_tuning_goes_on_with_the_same_codes_on_new_images() -> None:

@@ -200,6 +200,7 @@ def test_a_table_has_one_kind_of_blocks_the_papers_where_there_are_enough_and_na
 
     write_sensitivity(tmp_path, "plain", 5, 50.0)
     assert drawn(render_only=True) == ({"plain"}, {"5"}, {50.0}, True)
+    assert drawn(render_only=True, partial=True, seeds=6) == ({"plain"}, {"5"}, {50.0}, True)
     write_sensitivity(tmp_path, "paper", 2, 52.0)  # two seeds are too few
     assert drawn(render_only=True) == ({"plain"}, {"5"}, {50.0}, True)
     assert drawn(render_only=True, blocks="paper", seeds=2) == ({"paper"}, {"2"}, {52.0}, False)

@@ -14,21 +14,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from topovq.callbacks.readings import figures, pictures
+from topovq.callbacks.readings import figures, log_to_accelerate, log_to_wandb, pictures
 
 if TYPE_CHECKING:
-    from topovq.callbacks.to_accelerate import log_to_accelerate
     from topovq.callbacks.to_lightning import LightningHealth
     from topovq.callbacks.to_trainer import TrainerHealth
-    from topovq.callbacks.to_wandb import log_to_wandb
 
 __all__ = ["LightningHealth", "TrainerHealth", "figures", "log_to_accelerate", "log_to_wandb", "pictures"]
-HOMES = {
-    "LightningHealth": "to_lightning",
-    "TrainerHealth": "to_trainer",
-    "log_to_accelerate": "to_accelerate",
-    "log_to_wandb": "to_wandb",
-}
+HOMES = {"LightningHealth": "to_lightning", "TrainerHealth": "to_trainer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,14 @@
-"""What there is to log of a model: the health of every quantizer inside, and its maps as pictures."""
+"""What there is to log of a model, its health and its maps as pictures, and to log it with Accelerate and W&B."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from torch import nn
 
+from topovq.missing import needs
 from topovq.quantizers import Quantizer
 from topovq.quantizers.portrait import map_pixels
 
@@ -65,3 +67,28 @@ def check_every(every: int, maps_every: int) -> None:
 def is_due(step: int, every: int) -> bool:
     """Whether `step` ends one of the intervals; with 0 there are none."""
     return every > 0 and step > 0 and step % every == 0
+
+
+def log_to_wandb(run: Any, model: nn.Module, step: int | None = None, *, maps: bool = True) -> None:
+    """Log `figures(model)` and, with `maps`, `pictures(model)` to `run`, which `wandb.init()` gave."""
+    with needs("log"):
+        import wandb
+    shown = {name: wandb.Image(pixels) for name, pixels in pictures(model).items()} if maps else {}
+    run.log({**figures(model), **shown}, step=step)
+
+
+def log_to_accelerate(accelerator: Any, model: nn.Module, step: int | None = None, *, maps: bool = True) -> None:
+    """Log `figures(model)` to every tracker, and with `maps` `pictures(model)` to TensorBoard and W&B.
+
+    Call it in every process; the main one logs.
+    """
+    if not accelerator.is_main_process:
+        return
+    model = accelerator.unwrap_model(model)
+    accelerator.log(figures(model), step=step)
+    options: dict[str, dict[str, Any]] = {"tensorboard": {"dataformats": "NHWC"}, "wandb": {}}
+    trackers = [tracker for tracker in accelerator.trackers if tracker.name in options]
+    if maps and trackers:
+        shown = {name: pixels[None] for name, pixels in pictures(model).items()}  # a batch of one image
+        for tracker in trackers:
+            tracker.log_images(shown, step=step, **options[tracker.name])

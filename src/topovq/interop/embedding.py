@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topovq.interop.library import Options, Original, Replacement, given_first
+from topovq.interop.library import Options, Replacement, given_first
 from topovq.interop.states import fill
 from topovq.quantizers.kohonen import KohonenVQ
 
@@ -46,10 +46,7 @@ class EmbeddingReplacement(Replacement, nn.Module):
         for name, value in theirs._buffers.items():
             if value is not None:
                 self.register_buffer(name, value.detach().clone(), name not in theirs._non_persistent_buffers_set)
-        # Follows .half() and the like, which the codes do not.
-        self.register_buffer("like", weight.detach().new_empty(0), persistent=False)
-        self.original = Original(theirs)
-        self.train(theirs.training)
+        self.remember(theirs, weight)
 
     @property
     def embedding(self) -> nn.Embedding:

@@ -18,7 +18,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.interop.library import Library, Options, Original, Replacement, holds
+from topovq.interop.library import Library, Options, Replacement, holds
 from topovq.interop.states import export_statistics, fill
 from topovq.quantizers.kohonen import KohonenVQ
 
@@ -42,10 +42,7 @@ class EncodecReplacement(Replacement, nn.Module):
         if started:
             fill(self.vq.codebook_of(0), found.embed, found.embed_avg, found.cluster_size)
         self.codebook_size: int = found.codebook_size
-        # Follows .half() and the like, which the codes do not.
-        self.register_buffer("like", found.embed.new_empty(0), persistent=False)
-        self.original = Original(theirs)
-        self.train(theirs.training)
+        self.remember(theirs, found.embed)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(codes [..., D], tokens [...]) of vectors [..., D]; in training mode the codes learn from them.

@@ -60,6 +60,14 @@ class Replacement:
 
     original: Original | None = None
 
+    def remember(self, theirs: nn.Module, like: Tensor) -> None:
+        """Keep what is left to know of a module whose codes had the type of `like`, and its mode."""
+        assert isinstance(self, nn.Module)
+        # Follows .half() and the like, which the codes do not.
+        self.register_buffer("like", like.detach().new_empty(0), persistent=False)
+        self.original = Original(theirs)
+        self.train(theirs.training)
+
     def restored(self) -> nn.Module:
         """The original class again, with the codes and statistics of now."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from topovq.interop.library import Library, Options, Original, Replacement, given_first, package
+from topovq.interop.library import Library, Options, Replacement, given_first, package
 from topovq.interop.states import Layout, State, below, export_statistics, fill, listed, statistics
 from topovq.quantizers.arguments import ADVICE, RESIDUAL_ADVICE, refuse_arguments
 from topovq.quantizers.kohonen import KohonenVQ
@@ -197,10 +197,8 @@ def replace(module: nn.Module, options: Options) -> VectorQuantizeReplacement:
     vq = convert_vector_quantize(module, kind, options)
     # The parameters themselves, not copies: an optimizer may know them already.
     vq.project_in, vq.project_out = module.get_submodule("project_in"), module.get_submodule("project_out")
-    # Follows .half() and the like, which the codes do not.
     theirs: Any = module
-    vq.register_buffer("like", theirs._codebook.embed.detach().new_empty(0), persistent=False)
-    vq.original = Original(module)
+    vq.remember(module, theirs._codebook.embed)
     return vq
 
 

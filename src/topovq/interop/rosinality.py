@@ -14,7 +14,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.interop.library import Library, Options, Original, Replacement, holds
+from topovq.interop.library import Library, Options, Replacement, holds
 from topovq.interop.states import Layout, State, below, export_statistics, statistics, with_codes
 from topovq.quantizers.kohonen import KohonenVQ
 
@@ -39,10 +39,7 @@ class RosinalityReplacement(Replacement, nn.Module):
         self.vq = from_rosinality(theirs.state_dict(), prefix="", **{"decay": found.decay, "eps": found.eps, **options})
         self.dim: int = found.dim
         self.n_embed: int = found.n_embed
-        # Follows .half() and the like, which the codes do not.
-        self.register_buffer("like", found.embed.new_empty(0), persistent=False)
-        self.original = Original(theirs)
-        self.train(theirs.training)
+        self.remember(theirs, found.embed)
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(quantized [..., D], commitment error, tokens [...]) of vectors [..., D]."""

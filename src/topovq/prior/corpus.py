@@ -22,12 +22,11 @@ from torch import Tensor
 
 from topovq.distributed import World
 from topovq.storage import DamagedFile, atomic_file, model_id, remove_leftovers
-from topovq.tokenizer.data import Source
+from topovq.tokenizer.data import Source, open_data
 from topovq.tokenizer.data.labels import Labels, labels_by_folder
-from topovq.tokenizer.data.split import split
+from topovq.tokenizer.data.order import split
 from topovq.tokenizer.models import Tokenizer, as_levels, codes_of
 from topovq.tokenizer.tokenfile import model_of, read_tokens, token_files
-from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 from topovq.tokenizer.training.runs import data_of, model_folder

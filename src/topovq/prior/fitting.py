@@ -25,13 +25,11 @@ from topovq.storage import model_id, write_files
 from topovq.tokenizer.data.order import order_slice
 from topovq.tokenizer.data.source import rank_rows
 from topovq.tokenizer.models import Tokenizer, load_pretrained
-from topovq.tokenizer.training.alone import alone
-from topovq.tokenizer.training.base import Training
+from topovq.tokenizer.training.base import RunResult, Training, alone, result_of
 from topovq.tokenizer.training.checkpoint import checkpoints
 from topovq.tokenizer.training.interrupt import StopRequest
 from topovq.tokenizer.training.progress import SMALL, Reporter
 from topovq.tokenizer.training.record import environment
-from topovq.tokenizer.training.result import RunResult, result_of
 from topovq.tokenizer.training.step import distribute
 from topovq.tokenizer.training.watch import Diverged, is_finite
 

@@ -24,7 +24,7 @@ from topovq.tokenizer.models import Tokenizer, check_name, codes_of, load_pretra
 from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.tokenfile import open_writer
 from topovq.tokenizer.tokens import image_name, write_png
-from topovq.tokenizer.training.datasets import open_data
+from topovq.tokenizer.training import open_data
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 from topovq.tokenizer.training.runs import model_folder

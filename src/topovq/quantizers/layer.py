@@ -23,14 +23,12 @@ from topovq.ops.direct import refuse_onnx, refuse_transforms, transformed
 from topovq.ops.quantize import Choice, quantize
 from topovq.quantizers.arguments import FORWARD_ADVICE, refuse_arguments
 from topovq.quantizers.closest import closest
-from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.orthogonal import orthogonality
 from topovq.quantizers.quantizer import Quantizer
-from topovq.quantizers.results import Ask, LossBreakdown, Part, Quantized, breakdown, mean
-from topovq.quantizers.rotation import rotate_to
-from topovq.quantizers.weighting import WeightLike, shares
+from topovq.quantizers.results import Ask, LossBreakdown, Part, Quantized, WeightLike, breakdown, mean, shares
+from topovq.quantizers.rotation import reparameterize, rotate_to
 
 
 class Layer(Layout, Quantizer):

@@ -16,7 +16,6 @@ from topovq.ops.snapshot import held
 from topovq.pretrained import HubModule
 from topovq.quantizers.arguments import ADVICE, FORWARD_ADVICE, RESIDUAL_ADVICE, argument_names, refuse_arguments
 from topovq.quantizers.beam import beam_search
-from topovq.quantizers.directional import reparameterize
 from topovq.quantizers.dropout import Dropout
 from topovq.quantizers.extras import Extras
 from topovq.quantizers.gradient import REDUCTION, REDUCTION_BEFORE, GradientVQ
@@ -24,6 +23,7 @@ from topovq.quantizers.kohonen import KohonenVQ, as_saved, follows_gradient, nei
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.quantizer import Quantizer
 from topovq.quantizers.results import Quantized
+from topovq.quantizers.rotation import reparameterize
 from topovq.quantizers.soft import SoftKohonenVQ
 
 QUANTIZERS: dict[str, type[KohonenVQ]] = {"kohonen": KohonenVQ, "gradient": GradientVQ, "soft": SoftKohonenVQ}

@@ -1,10 +1,11 @@
-"""The rotation trick: the other way for a gradient to get past the search (the straight one is in ops/quantize.py)."""
+"""Other ways for a gradient past the search: rotation, a noisy direction (the straight one is in ops/quantize.py)."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from topovq.ops.direct import transformed
@@ -68,3 +69,15 @@ def rotate_to(x_ND: Tensor, q_ND: Tensor) -> Tensor:
         return q_ND + _Turn.between(at_ND, q_ND).there(nothing_ND)
     rotated_ND: Tensor = _RotateTo.apply(x_ND, q_ND)  # type: ignore[no-untyped-call]  # of torch
     return rotated_ND
+
+
+def reparameterize(x: Tensor, q: Tensor, variance: float) -> Tensor:
+    """x + sg(v) |q - x| with v the direction from x to q, plus noise of this variance, at length 1; shapes [..., D].
+
+    DiVeQ (openreview KRVnpTbx7R): a gradient for input and codes alike.
+    """
+    apart = q - x
+    with torch.no_grad():
+        direction = F.normalize(apart + variance**0.5 * torch.randn_like(apart), dim=-1)
+    length: Tensor = apart.norm(dim=-1, keepdim=True)
+    return x + direction * length

@@ -13,7 +13,7 @@ from PIL import Image
 from small_runs import make_run
 
 from topovq import KohonenVQ
-from topovq.tokenizer.models import CARD_FILE as CARD
+from topovq.pretrained import CARD
 from topovq.tokenizer.training import load_run, read_record
 from topovq.tokenizer.training.card import DATA, MARK, write_card
 

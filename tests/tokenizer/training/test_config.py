@@ -12,9 +12,9 @@ import pytest
 from topovq.grid import Grid
 from topovq.neighborhood import narrowing
 from topovq.tokenizer.training import TrainConfig
+from topovq.tokenizer.training.base import check_folder
 from topovq.tokenizer.training.config import IDENTITY
 from topovq.tokenizer.training.record import RECORD_FILE
-from topovq.tokenizer.training.result import check_folder
 
 
 def test_what_is_left_open_is_filled_in_from_the_paper() -> None:

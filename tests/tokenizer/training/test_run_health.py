@@ -14,9 +14,8 @@ from topovq import KohonenVQ, ResidualVQ, Schedule
 from topovq.metrics import Health
 from topovq.tokenizer.models import VQVAE
 from topovq.tokenizer.training import info, load_run, read_record, train
-from topovq.tokenizer.training.interval import Figures
 from topovq.tokenizer.training.progress import Reporter
-from topovq.tokenizer.training.step import Reading
+from topovq.tokenizer.training.step import Figures, Reading
 from topovq.tokenizer.training.watch import UsageWatch
 
 
@@ -254,7 +253,7 @@ def test_speed_is_that_of_all_steps_since_the_restart(monkeypatch: pytest.Monkey
             self.speeds.append(speed)
 
     now = [10.0]
-    monkeypatch.setattr("topovq.tokenizer.training.interval.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("topovq.tokenizer.training.step.time.monotonic", lambda: now[0])
     heard = Heard()
     figures = Figures(heard)  # type: ignore[arg-type]
     now[0] = 11.0
@@ -274,7 +273,7 @@ def test_usage_is_one_thing_in_bar_record_validation_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The share of the codes that are chosen at least once in a stated number of tokens: counted here by hand."""
-    from topovq.tokenizer.training.summary import summary
+    from topovq.tokenizer.training.runs import summary
     from topovq.view.report import write_report
 
     validations, said = run(tmp_path, capsys)

@@ -30,8 +30,8 @@ from topovq.prior.generate import Pair
 from topovq.tokenizer.training import load_run
 from topovq.view import explorer
 from topovq.view.explorer.app import create_app
-from topovq.view.explorer.paths import MOST_STOPS, line
 from topovq.view.explorer.schemas import MOST_UPLOAD_BYTES
+from topovq.view.explorer.sheets import MOST_STOPS, line
 from topovq.view.film import Film
 from topovq.view.report import study
 

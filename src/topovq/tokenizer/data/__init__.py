@@ -10,7 +10,7 @@
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from topovq.tokenizer.data.photos import Photos, photo_crops, photograph
 from topovq.tokenizer.data.presets import open_faces, open_imagenet
 from topovq.tokenizer.data.shards import ShardRecords, are_shards, find_members, open_shards, with_distinct_names
 from topovq.tokenizer.data.source import Source
+from topovq.tokenizer.models import check_name
 
 __all__ = [
     "NEED_PATH",
@@ -31,6 +32,7 @@ __all__ = [
     "Source",
     "are_shards",
     "find_images",
+    "open_data",
     "open_source",
     "parts_of",
     "photo_crops",
@@ -62,10 +64,7 @@ def open_source(
     `size` is the side of the images (default: the source's own), `workers` the number of decoding processes (default:
     one a core; sources that sit in memory need none), `options` what else the source takes (`flip=True`).
     """
-    if name not in SOURCES:
-        close = get_close_matches(name, SOURCES, n=1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no data source {name!r}; there are {', '.join(SOURCES)}.{meant}")
+    check_name("data source", name, SOURCES)
     if path is None and name in NEED_PATH:
         raise ValueError(f"the data source {name!r} needs a path: open_source({name!r}, 'where/the/images/are')")
     if size is not None:
@@ -102,3 +101,20 @@ def parts_of(records: Found) -> list[range]:
         return [range(len(records) * i // parts, len(records) * (i + 1) // parts) for i in range(parts)]
     ends = np.searchsorted(records.shard_N, np.arange(len(records.paths) + 1)).tolist()
     return [range(first, last) for first, last in itertools.pairwise(ends)]
+
+
+def open_data(data: str, path: Path | None = None, size: int | None = None, workers: int | None = None) -> Source:
+    """Open `data` (see tokenizer/data): a name in SOURCES, or the path of a folder, a .tar file or a folder of them."""
+    if data in NEED_PATH and path is None:
+        raise ValueError(f"the data set {data!r} needs the path of its images: --data-path PATH (data_path in Python)")
+    if data in SOURCES:
+        return open_source(data, path, size=size, workers=workers)
+    if not Path(data).exists() and not are_shards(data):
+        if Path(data).name != data:  # a path and no name
+            raise FileNotFoundError(f"there is no folder {data!r}; DATA is a folder of images or {', '.join(SOURCES)}")
+        check_name("data set (and no such folder)", data, SOURCES)
+    if path is not None:
+        raise ValueError(
+            f"{data!r} is a path already; --data-path (here {str(path)!r}) goes with a name: {', '.join(SOURCES)}"
+        )
+    return open_source("shards" if are_shards(data) else "folder", data, size=size, workers=workers)

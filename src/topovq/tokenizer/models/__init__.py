@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from topovq.storage import read_json
+from topovq.storage import CONFIG, read_json
 from topovq.tokenizer.models.model import (
-    CARD_FILE,
-    CONFIG_FILE,
-    WEIGHTS_FILE,
     Output,
     Tokenizer,
     Tokens,
@@ -31,14 +28,11 @@ from topovq.tokenizer.models.vqvae2 import VQVAE2
 MODELS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (VQVAE, VQVAE2, VQGAN)}
 
 __all__ = [
-    "CARD_FILE",
-    "CONFIG_FILE",
     "MODELS",
     "QUANTIZERS",
     "VQGAN",
     "VQVAE",
     "VQVAE2",
-    "WEIGHTS_FILE",
     "Output",
     "Tokenizer",
     "Tokens",
@@ -66,9 +60,9 @@ def outline(folder: str | Path) -> Tokenizer:
 
 
 def _class_of(folder: Path) -> type[Tokenizer]:
-    path = folder / CONFIG_FILE
+    path = folder / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
+        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG} in it")
     kind = read_json(path).get("model")
     if kind == "prior":
         raise ValueError(f"{folder} is a prior, not a tokenizer: `topovq sample` and `topovq complete` use it")

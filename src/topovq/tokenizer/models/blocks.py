@@ -55,7 +55,7 @@ class Encoder(nn.Sequential):
         width = channels
         for halving in range(halvings(stride)):
             wider = hidden // 2 if halving == 0 else hidden
-            parts += [_halve(width, wider), nn.ReLU()]
+            parts += [nn.Conv2d(width, wider, 4, stride=2, padding=1), nn.ReLU()]
             width = wider
         parts += [nn.Conv2d(width, hidden, 3, padding=1), *residual_stack(hidden, layers, residual_hidden, residual)]
         super().__init__(*parts)
@@ -129,10 +129,6 @@ class _DenseGradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (grad_BCHW,) = grads
         return grad_BCHW.contiguous(memory_format=torch.channels_last if ctx.last else torch.contiguous_format)
-
-
-def _halve(width: int, wider: int) -> nn.Conv2d:
-    return nn.Conv2d(width, wider, 4, stride=2, padding=1)
 
 
 def _double(width: int, narrower: int) -> nn.ConvTranspose2d:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.pretrained import HubModel
+from topovq.pretrained import CARD, HubModel
 from topovq.quantizers import Quantized, Quantizer, ResidualVQ
 from topovq.tokenizer.models.blocks import halvings
 from topovq.tokenizer.models.inputs import as_batch
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from topovq.tokenizer.models.inputs import Images
 
 Tokens = Tensor | tuple[Tensor, ...]
-CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 LARGEST = 9_459  # side of the images of a model that is loaded: larger ones are not decoded (data/decode.py)
 
 
@@ -209,13 +208,13 @@ class Tokenizer(nn.Module, HubModel):
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **arguments: Any) -> Self:
         """As in every module that can be saved; the folder's model card is kept."""
         model = super().from_pretrained(pretrained_model_name_or_path, **arguments)
-        card = Path(pretrained_model_name_or_path) / CARD_FILE
+        card = Path(pretrained_model_name_or_path) / CARD
         model.card = card.read_text(encoding="utf-8") if card.is_file() else None
         return model
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         """As in every module that can be saved; with the card it was loaded with, unless the folder has one."""
-        card = Path(save_directory) / CARD_FILE
+        card = Path(save_directory) / CARD
         if self.card is not None and not card.exists():
             card.parent.mkdir(parents=True, exist_ok=True)
             card.write_text(self.card, encoding="utf-8")

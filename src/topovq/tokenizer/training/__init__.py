@@ -2,15 +2,15 @@
 
 from topovq.distributed import World, join_world
 from topovq.missing import MissingExtra
+from topovq.tokenizer.data import open_data
+from topovq.tokenizer.training.base import RunResult, result_of
 from topovq.tokenizer.training.checkpoint import CheckpointError
 from topovq.tokenizer.training.config import TrainConfig
-from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import validate
 from topovq.tokenizer.training.interrupt import Interrupted
 from topovq.tokenizer.training.loop import train
 from topovq.tokenizer.training.many import train_all
 from topovq.tokenizer.training.record import read_record
-from topovq.tokenizer.training.result import RunResult, result_of
 from topovq.tokenizer.training.runs import evaluate, info, load_run
 from topovq.tokenizer.training.watch import Diverged
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 from topovq.distributed import World
-from topovq.tokenizer.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
-from topovq.tokenizer.training.config import Configuration
+from topovq.tokenizer.training.checkpoint import (
+    checkpoints,
+    identity_of,
+    load_checkpoint,
+    load_newest,
+    newest_whole,
+    save_checkpoint,
+)
+from topovq.tokenizer.training.config import Configuration, TrainConfig, told_options
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
-from topovq.tokenizer.training.record import RECORD_FILE, Record, environment
-from topovq.tokenizer.training.result import RunResult
+from topovq.tokenizer.training.record import RECORD_FILE, Record, environment, read_record
+
+LOCK = ".lock"
 
 
 class Due(NamedTuple):
@@ -123,3 +135,75 @@ class Training:
 
     def result(self) -> RunResult:
         return RunResult(self.folder, self.configuration.run_id, self.total, self.best, self.seconds, self.validation)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, world: World) -> Iterator[None]:
+    """Hold the run's folder, which is made: two processes never write one record. Of several ranks the first does.
+
+    What was made goes again if an error comes before anything was written.
+    """
+    if not world.leads:
+        yield
+        return
+    made = [path for path in (folder / LOCK, folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make the run's folder {folder}: {error.strerror}") from error
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise OSError(f"another process is training in {folder}; wait for it or choose another folder") from None
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # where another process has put something there meanwhile
+            if made and [path.name for path in folder.iterdir()] == [LOCK]:
+                made[0].unlink()
+                for path in made[1:]:
+                    path.rmdir()
+        raise
+    finally:
+        lock.release()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its folder, its id, and the figures of its `final` line and last validation."""
+
+    folder: Path
+    run_id: str
+    steps: int
+    best_loss: float
+    seconds: float
+    validation: dict[str, float]
+
+
+def check_folder(config: TrainConfig) -> RunResult | None:
+    """Check that the run in the folder, if there is one, is this one; its result where it is finished."""
+    folder = config.out
+    assert folder is not None
+    started = (folder / RECORD_FILE).exists()
+    if not config.resume and (started or checkpoints(folder)):
+        raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
+    lines = read_record(folder / RECORD_FILE) if started else []
+    newest = newest_whole(folder) if not started else None
+    told = lines[0] if started else identity_of(newest) if newest is not None else {}
+    if told:
+        missing = dict.fromkeys(config.identifying) if started else {}  # a checkpoint may tell of fewer
+        config.check_same(f"the run in {folder}", {**missing, **told, "quantizer_options": told_options(told)})
+    if lines and lines[-1]["event"] == "final" and lines[-1]["steps"] == config.steps:
+        return result_of(folder)
+    return None
+
+
+def result_of(folder: Path) -> RunResult:
+    """The result of the finished run in `folder`, from its record."""
+    lines = read_record(folder / RECORD_FILE)
+    if lines[-1]["event"] != "final":
+        raise ValueError(f"the run in {folder} is not finished")
+    validation = [line for line in lines if line["event"] == "validation"][-1]
+    final = lines[-1]
+    return RunResult(folder, lines[0]["id"], final["steps"], final["best_loss"], final["seconds"], validation)

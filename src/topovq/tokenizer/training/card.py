@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from topovq.pretrained import CARD
 from topovq.storage import write_atomic
-from topovq.tokenizer.models import CARD_FILE, Tokenizer
+from topovq.tokenizer.models import Tokenizer
 
 # A card without this line is somebody's own and stays.
 MARK = "<!-- Written by topovq at the end of a training. Remove this line, and the next training leaves your edits. -->"
@@ -62,7 +63,7 @@ images = model.decode(tokens)
 
 def write_card(folder: Path, model: Tokenizer, record: Sequence[dict[str, Any]]) -> None:
     """Write the card of the run in `folder`, unless there is one of somebody's own."""
-    path = folder / CARD_FILE
+    path = folder / CARD
     if not path.exists() or MARK in path.read_text():
         write_atomic(path, model_card(folder.resolve().name, model, record).encode())
 

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from topovq.distributed import World
 from topovq.pretrained import check_finite, check_weights
 from topovq.storage import (
+    CONFIG,
     MANIFEST,
+    WEIGHTS,
     DamagedFile,
     atomic_folder,
     logger,
@@ -34,10 +36,9 @@ from topovq.storage import (
     read_manifest,
     remove_leftovers,
 )
-from topovq.tokenizer.models import CONFIG_FILE, WEIGHTS_FILE
 
 STATE_FILE = "state.pt"
-FILES = (CONFIG_FILE, WEIGHTS_FILE, STATE_FILE)
+FILES = (CONFIG, WEIGHTS, STATE_FILE)
 STEP = re.compile(r"step-(\d{8,})")
 MOMENTS, COUNTER = ("exp_avg", "exp_avg_sq"), torch.zeros(())  # what AdamW has for a parameter, beside it a count
 MODEL_FIELDS = ("model", "codebook_size", "code_dim", "quantizer", "quantizer_options")  # in config.json and of the run
@@ -131,7 +132,7 @@ def load_newest(run: Path, load: Callable[[Path], None], world: World) -> None:
 def identity_of(checkpoint: Path) -> dict[str, Any]:
     """What the checkpoint tells of the run's configuration: of an older one, what is in its model's."""
     told = read_manifest(checkpoint, ()).get("run")
-    config = told if told and isinstance(told, dict) else read_json(checkpoint / CONFIG_FILE)
+    config = told if told and isinstance(told, dict) else read_json(checkpoint / CONFIG)
     return dict(config) if config is told else {name: config.get(name) for name in MODEL_FIELDS}
 
 
@@ -148,7 +149,7 @@ def load_checkpoint(
     told = read_manifest(folder, FILES)
     if told and told.get("step") != step_of(folder):
         raise DamagedFile(f"{folder / MANIFEST} is of step {told.get('step')!r}, not {step_of(folder)}")
-    weights, path = folder / WEIGHTS_FILE, folder / STATE_FILE
+    weights, path = folder / WEIGHTS, folder / STATE_FILE
     state = read_state(path)
     check_state(state, optimizer, step_of(folder), path)
     check_weights(model, weights, exact=True)

@@ -37,13 +37,7 @@ SMALL_HIDDEN = {"vqvae": 64, "vqvae2": 64, "vqgan": 16}  # the last has so many 
 # What `preset` gives where nothing is said: the paper's model, and one that trains on a CPU in a few minutes.
 PRESETS: dict[str, dict[str, Any]] = {
     "full": {"codebook_size": 512, "code_dim": 64, "steps": 30_000},
-    "small": {
-        "image_size": 64,
-        "codebook_size": 512,
-        "code_dim": 32,
-        "steps": 1_000,
-        "batch_size": 32,
-    },
+    "small": {"image_size": 64, "codebook_size": 512, "code_dim": 32, "steps": 1_000, "batch_size": 32},
 }
 
 

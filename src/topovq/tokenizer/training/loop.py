@@ -21,24 +21,20 @@ import torch
 from topovq.distributed import World, join_world, pick_device
 from topovq.storage import write_files
 from topovq.tokenizer.atlas import charts, map_picture
-from topovq.tokenizer.data import Source
+from topovq.tokenizer.data import Source, open_data
 from topovq.tokenizer.models import Tokenizer
-from topovq.tokenizer.training.alone import alone
-from topovq.tokenizer.training.base import Training
+from topovq.tokenizer.training.base import RunResult, Training, alone, check_folder
 from topovq.tokenizer.training.card import write_card
 from topovq.tokenizer.training.checkpoint import checkpoints
 from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.cost import LAST, Cost
-from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.evaluate import Validation
 from topovq.tokenizer.training.feed import open_feed
 from topovq.tokenizer.training.interrupt import Dropped, StopRequest
-from topovq.tokenizer.training.interval import Figures
 from topovq.tokenizer.training.progress import TIMED, Logger, Reporter, TensorBoard, WeightsAndBiases, check_loggers
 from topovq.tokenizer.training.record import environment, read_record
-from topovq.tokenizer.training.result import RunResult, check_folder
 from topovq.tokenizer.training.snapshots import Snapshots, in_rows, originals_and_decoded
-from topovq.tokenizer.training.step import TrainStep, fastest_convolutions, make_optimizer
+from topovq.tokenizer.training.step import Figures, TrainStep, fastest_convolutions, make_optimizer
 from topovq.tokenizer.training.trace import Trace
 from topovq.tokenizer.training.watch import Diverged, UsageWatch, is_finite
 

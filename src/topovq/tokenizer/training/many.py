@@ -23,13 +23,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from topovq.distributed import World, pick_device
-from topovq.tokenizer.data import Source
+from topovq.tokenizer.data import Source, open_data
 from topovq.tokenizer.models import QUANTIZERS
+from topovq.tokenizer.training.base import RunResult, check_folder
 from topovq.tokenizer.training.config import TrainConfig
-from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.loop import Run, train
-from topovq.tokenizer.training.result import RunResult, check_folder
 from topovq.tokenizer.training.step import fastest_convolutions
 from topovq.tokenizer.training.watch import Diverged
 
@@ -142,7 +141,7 @@ def _in_processes(configs: list[TrainConfig], jobs: int, progress: _Progress) ->
         StopRequest() as stop,
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(threads, modules)) as pool,
     ):
-        futures = {pool.submit(_train_quietly, config): config for config in configs}
+        futures = {pool.submit(train, config, quiet=True): config for config in configs}
         pending = set(futures)
         interrupted: Interrupted | None = None
         told = False
@@ -189,10 +188,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)  # as if it had been killed as well: the next sweep goes on from the last checkpoint
-
-
-def _train_quietly(config: TrainConfig) -> RunResult:
-    return train(config, quiet=True)
 
 
 class _Progress:

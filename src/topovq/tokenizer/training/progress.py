@@ -175,11 +175,7 @@ class Reporter:
             "drift": figures["drift"],
             "drift_steps": int(figures["steps"]),
         }
-        self.bar.update(
-            self.task,
-            completed=step,
-            figures=self._figures(figures),
-        )
+        self.bar.update(self.task, completed=step, figures=self._figures(figures))
         self.warn_of_nan(step, figures["loss"])
         if figures["skipped"] > self.skipped:
             new = figures["skipped"] - self.skipped

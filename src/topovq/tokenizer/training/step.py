@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import time
 from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from topovq.metrics import FIGURES, Health, as_health
 from topovq.tokenizer.models import Tokenizer, can_be_graphed
 from topovq.tokenizer.training.feed import Feed
 from topovq.tokenizer.training.interrupt import StopRequest
+from topovq.tokenizer.training.progress import Reporter
 
 if TYPE_CHECKING:
     from topovq.tokenizer.training.adamw import ClippedAdamW  # needs Triton
@@ -283,3 +285,32 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     """
     current = torch.cuda.current_stream(device)
     return torch.cuda.Stream(device) if current == torch.cuda.default_stream(device) else current
+
+
+class Figures:
+    """Figures on their way to the reporter, one interval late: reading them never leaves the device without work."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self.pending: tuple[int, Reading] | None = None
+        self.restart()
+
+    def send(self, step: int, reading: Reading) -> None:
+        self.show()
+        self.pending = (step, reading)
+        if reading.arrived is None:  # on the CPU there is nothing to wait for
+            self.show()
+
+    def show(self) -> None:
+        if self.pending is not None:
+            step, reading = self.pending
+            values = reading.values()
+            # Since the restart: where the host was waiting just now says little about when the device did each part.
+            self.steps += values["steps"]
+            speed = self.steps / max(time.monotonic() - self.began, 1e-9)  # a coarse clock may not have moved
+            self.reporter.interval(step, values, speed, reading.levels())
+            self.pending = None
+
+    def restart(self) -> None:
+        """Leave out of the speed what was not training."""
+        self.began, self.steps = time.monotonic(), 0.0

@@ -65,12 +65,11 @@ class UsageWatch:
         return self._sentence(step, found, levels[found])
 
     def _sentence(self, step: int, level: int, health: Health) -> str:
-        size = self.quantizers[level].codebook_size
+        size, tokens = self.quantizers[level].codebook_size, round(health.tokens, 2 - len(str(health.tokens)))
         where = f" of level {level}" if len(self.quantizers) > 1 else ""
         return (
             f"step {step:,}: {health.usage:.1%} of the {size:,} codes{where} are in use; {health.dead_codes:,} were "
-            f"chosen by none of the last {_rounded(health.tokens):,} tokens or so. "
-            + advice(self.kind, self.options, size)
+            f"chosen by none of the last {tokens:,} tokens or so. " + advice(self.kind, self.options, size)
         )
 
 
@@ -89,11 +88,6 @@ def advice(kind: str, options: dict[str, Any], codebook_size: int) -> str:
     else:
         first = "train for more --steps, in which dead codes come back beside busy ones"
     return f"What helps: {first}; or a smaller --codebook-size, if the data has no use for {codebook_size:,} codes."
-
-
-def _rounded(number: int) -> int:
-    """Two digits of it."""
-    return round(number, 2 - len(str(number)))
 
 
 def _width(quantizer: Quantizer, step: int) -> float:

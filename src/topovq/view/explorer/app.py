@@ -33,14 +33,13 @@ from topovq.tokenizer.tokenfile import open_writer
 from topovq.tokenizer.training.runs import model_folder
 from topovq.view.explorer import schemas as api
 from topovq.view.explorer.film_api import add_film
-from topovq.view.explorer.gallery import Gallery, for_model, sent_image
+from topovq.view.explorer.gallery import Gallery, sent_image
 from topovq.view.explorer.generate_api import add_generator
-from topovq.view.explorer.paths import line
 from topovq.view.explorer.problems import PROBLEMS, SMALL, ApiError, Gate, speak_plainly
 from topovq.view.explorer.schemas import MapNumber, RunNumber
-from topovq.view.explorer.sheets import sheet_of
+from topovq.view.explorer.sheets import line, sheet_of
 from topovq.view.film import Film
-from topovq.view.report import Study
+from topovq.view.report import Study, with_channels
 from topovq.view.report.images import data_uri, png_bytes, sheet, to_array
 
 PAGE = Path(__file__).parent / "page"
@@ -145,7 +144,7 @@ def create_app(
             pixels = await in_turn(lambda: gallery.image(name, index, size))
 
         def work() -> api.Encoded:
-            original = for_model(pixels, study)
+            original = with_channels(pixels[None], study.model)
             planes = study.encode(original)
             decoded = study.decode(planes)
             ratio = psnr(decoded[0], original[0])

@@ -23,7 +23,7 @@ from topovq.tokenizer.data.files import open_file
 from topovq.tokenizer.data.photos import HELD_OUT, TRAINING
 from topovq.view.explorer.problems import ApiError
 from topovq.view.explorer.schemas import MOST_PIXELS, MOST_UPLOAD_BYTES, ImageSet
-from topovq.view.report import Study, with_channels
+from topovq.view.report import Study
 from topovq.view.report.images import png_bytes, to_array
 from topovq.view.report.study import PACKAGED
 
@@ -113,11 +113,6 @@ def read_image(data: bytes, size: int) -> Tensor:
     except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders
         raise ApiError(415, f"the image cannot be decoded: {error}") from None
     return torch.from_numpy(out).permute(2, 0, 1)
-
-
-def for_model(image_3SS: Tensor, study: Study) -> Tensor:
-    """uint8 [1, C, S, S], as the study's model takes it."""
-    return with_channels(image_3SS[None], study.model)
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -70,7 +70,8 @@ def explore(
                 )
         shown = f"[{host}]" if ":" in host else host
         token = None if is_loopback(host) else secrets.token_urlsafe(24)
-        hosts = {*LOOPBACK, shown, *own_names(host)}
+        own = () if token is None else (socket.gethostname(), socket.getfqdn())  # what other machines may call this one
+        hosts = {*LOOPBACK, shown, *own}
         if follow:
             app = create_follow_app(names[0], films[0], hosts, token)
         else:
@@ -96,8 +97,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def own_names(host: str) -> tuple[str, ...]:
-    """What other machines may call this one, where they reach it."""
-    return () if is_loopback(host) else (socket.gethostname(), socket.getfqdn())

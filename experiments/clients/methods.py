@@ -24,7 +24,6 @@ from torch.utils.checkpoint import checkpoint
 
 from experiments.peers import Peer, PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
 from topovq import KohonenVQ
-from topovq.neighborhood import Schedule
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import nearest
 from topovq.quantizers import Quantizer
@@ -194,16 +193,8 @@ def build(method: str, dim: int, codebook_size: int, metric: str, steps: int) ->
     return METHODS[method](dim, codebook_size, metric, steps)
 
 
-def ours(dim: int, codebook_size: int, metric: str, steps: int, **options: Any) -> Quantizer:
+def ours(dim: int, codebook_size: int, metric: str, length: int, **options: Any) -> Quantizer:
     return KohonenVQ(dim, codebook_size, metric=metric, commitment_weight=COMMITMENT, accept_image_fmap=True, **options)
-
-
-def former(dim: int, codebook_size: int, metric: str, steps: int) -> Quantizer:
-    """What was recommended before: a Gaussian whose width falls to 0.3 cells over half of the steps."""
-    falls = Schedule.exponential(max(1.0, codebook_size**0.5 / 16), 0.3, max(1, round(0.5 * steps)))
-    decay = round(1 - 1 / min(100, max(20, steps / 60)), 4)
-    options = {"neighborhood": "gaussian", "schedule": falls, "decay": decay, "update_empty": False}
-    return ours(dim, codebook_size, metric, steps, **options)
 
 
 def theirs(dim: int, codebook_size: int, metric: str, steps: int, **options: Any) -> Quantizer:
@@ -216,7 +207,7 @@ def theirs(dim: int, codebook_size: int, metric: str, steps: int, **options: Any
 # of FVQ has the package's own weight, since its codes learn by it.
 METHODS: dict[str, Callable[[int, int, str, int], Quantizer]] = {
     "recommended": ours,
-    "former": former,
+    "former": lambda *cell: ours(*cell, neighborhood="narrowing", steps=cell[3]),  # what was recommended before
     "ema": lambda *cell: ours(*cell, neighborhood="none"),
     "vqp": lambda *cell: theirs(*cell, threshold_ema_dead_code=2),
     "vqp-rewritten": lambda dim, size, metric, steps: Expiring(dim, size, metric),

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from experiments.clients_run import Cell, read, run_cells
-from experiments.methods import METHODS, QUICK_CELL, cells
+from experiments.clients.methods import METHODS, QUICK_CELL, cells
+from experiments.clients.run import Cell, read, run_cells
 from experiments.plots import canvas, style
-from experiments.runs import FACTS, Spread, some
+from experiments.runs import FACTS, Spread, as_text, some
 from experiments.specs import CLIENTS, QUICK, Options
 from experiments.tables import Table, check_whole
 from topovq.view.pictures import COLORS
@@ -181,11 +181,7 @@ def _for_programs(row: Row) -> list[str]:
     numbers += [row.ms, late.std if late else None, row.mean("psnr", 0), row.mean("used", 0)]
     facts = [" ".join(dict.fromkeys(str(record.get(name) or "") for record in row.records)) for name in FACTS]
     facts[1] = " ".join(text[:7] for text in facts[1].split())
-    return [*(str(key[name]) for name in KEYS), str(len(row.records)), *map(_number, numbers), *facts]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
+    return [*(str(key[name]) for name in KEYS), str(len(row.records)), *as_text(numbers), *facts]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

@@ -1,7 +1,7 @@
 """The runs of the study `clients`: quantizers in a modern tokenizer (the networks of models/vqgan.py).
 
-    python -m experiments.clients_run OUT.jsonl --data FOLDER --limit 540    on a GPU: what OUT.jsonl does not have yet
-    python -m experiments.clients_run FOLDER/NAME --pack SHARDS              tar shards as NAME-train.npz, NAME-val.npz
+    python -m experiments.clients.run OUT.jsonl --data FOLDER --limit 540    on a GPU: what OUT.jsonl does not have yet
+    python -m experiments.clients.run FOLDER/NAME --pack SHARDS              tar shards as NAME-train.npz, NAME-val.npz
 
 A loop of its own, since some quantizers of others need it: random crops that lie on the device, AdamW, squared error
 and 0.25 commitment, bf16 autocast, one CUDA graph a step where the quantizer allows it. A line of OUT.jsonl is the
@@ -15,39 +15,33 @@ import argparse
 import contextlib
 import gc
 import importlib.util
-import io
 import json
 import math
 import platform
 import subprocess
 import sys
-import tarfile
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from importlib import metadata
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
 from torch import Tensor
 
 if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it; its models do not use it
     sys.modules["rich"] = types.ModuleType("rich")
 
-from experiments.methods import ALONE, UNORDERED, Cell, build, cells
+from experiments.clients.images import Crops, load_images, pack
+from experiments.clients.methods import ALONE, UNORDERED, Cell, build, cells
 from topovq.grid import Grid
 from topovq.metrics import perplexity, ssim, topographic_error
 from topovq.tokenizer.models.vqgan import Decoder, Encoder
 
-SIDE = 160  # of the images that crops are taken from
 TOKENS_A_CODE = 20.0  # at least, in every measure of use
 LEAST_CROPS = 18  # of a validation image
 AT_ONCE = 256  # crops, in a measure
@@ -56,89 +50,6 @@ WARM_UP = 20  # steps before the clock runs
 TIMED = 120  # steps of a run alone, where several are trained at once
 VERSIONS_OF = ("topovq", "torch", "numpy", "vector-quantize-pytorch")
 BROKEN = 4  # the exit code where the device can no longer be used: a new process goes on
-
-
-# Images
-
-
-def load_images(folder: Path | None, data: str, split: str) -> Tensor:
-    """uint8 [M, SIDE, SIDE, 3] of FOLDER/DATA-SPLIT.npz (`pack`), or of the tar shards FOLDER/DATA/SPLIT*.tar."""
-    if data == "photos":
-        from topovq.tokenizer.data.photos import photo_crops
-
-        held_out = split == "val"
-        return photo_crops(16 if held_out else 64, 32, held_out=held_out).permute(0, 2, 3, 1).contiguous()
-    if folder is None:
-        raise ValueError(f"data={data!r} must be looked for in a folder: name it by --data or --data-path")
-    packed = folder / f"{data}-{split}.npz"
-    raw = unpack(packed) if packed.exists() else members(folder / data, split)
-    with ThreadPoolExecutor(16) as pool:
-        return torch.from_numpy(np.stack(list(pool.map(square, raw))))
-
-
-def members(folder: Path, split: str) -> Iterator[bytes]:
-    shards = sorted(folder.glob(f"{split}*.tar"))
-    if not shards:
-        raise FileNotFoundError(f"there are no shards {folder / split}*.tar, and no {folder}-{split}.npz")
-    for shard in shards:
-        with tarfile.open(shard) as file:
-            for member in file:
-                opened = file.extractfile(member)
-                if opened is not None:
-                    yield opened.read()
-
-
-def square(raw: bytes) -> np.ndarray:
-    """The middle of an image, its short side made SIDE pixels."""
-    with Image.open(io.BytesIO(raw)) as image:
-        return np.asarray(ImageOps.fit(image.convert("RGB"), (SIDE, SIDE), Image.Resampling.LANCZOS))
-
-
-def pack(folder: Path, out: Path, most: int | None) -> None:
-    """Squares as JPEG files in one array, for a machine that cannot take all shards."""
-    for split in ("train", "val"):
-        files = []
-        for raw in islice(members(folder, split), most):
-            buffer = io.BytesIO()
-            Image.fromarray(square(raw)).save(buffer, "jpeg", quality=85)
-            files.append(np.frombuffer(buffer.getvalue(), np.uint8))
-        off = np.cumsum([0, *map(len, files)])
-        np.savez(out.with_name(f"{out.name}-{split}.npz"), blob=np.concatenate(files), off=off)
-
-
-def unpack(path: Path) -> list[bytes]:
-    with np.load(path) as file:
-        blob, off = file["blob"], file["off"]
-    return [blob[first:last].tobytes() for first, last in pairwise(off)]
-
-
-@dataclass
-class Crops:
-    """Where the crops of T batches are; all of it on the device."""
-
-    images: Tensor  # uint8 [M, H, W, 3]
-    which: Tensor  # [T, B]
-    top: Tensor
-    left: Tensor
-    flip: Tensor
-    side: int
-
-    @classmethod
-    def drawn(cls, images: Tensor, which: Tensor, side: int, generator: torch.Generator) -> Crops:
-        room = images.shape[1] - side + 1
-        top, left = torch.randint(0, room, (2, *which.shape), generator=generator)
-        flip = torch.rand(which.shape, generator=generator) < 0.5
-        which, top, left, flip = (value.to(images.device) for value in (which, top, left, flip))
-        return cls(images, which, top, left, flip, side)
-
-    def batch(self, t: Tensor) -> Tensor:
-        """Batch t (an int64 tensor of one number) as [B, 3, side, side] from -1 to 1, channels last."""
-        which, top, left, flip = (value.index_select(0, t)[0] for value in (self.which, self.top, self.left, self.flip))
-        place = torch.arange(self.side, device=self.images.device)
-        columns = torch.where(flip[:, None], self.side - 1 - place, place) + left[:, None]
-        rows = place + top[:, None]
-        pixels = self.images[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-        return (pixels.permute(0, 3, 1, 2).float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
 
 
 # One run
@@ -437,7 +348,7 @@ def main() -> None:
         return pack(asked.pack, asked.out, asked.most)
     if asked.until is None:
         until = time.time() + asked.limit
-        command = [sys.executable, "-m", "experiments.clients_run", *sys.argv[1:], "--until", str(until)]
+        command = [sys.executable, "-m", "experiments.clients.run", *sys.argv[1:], "--until", str(until)]
         while subprocess.call(command) == BROKEN:
             print("the device broke off: a new process goes on", flush=True)
         return None

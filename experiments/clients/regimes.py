@@ -1,7 +1,7 @@
 """Other regimes than that of the study `clients`, small but real: rows of docs/results/regimes.csv.
 
-    python -m experiments.regimes OUT.csv --data FOLDER --audio RECORDINGS       on a GPU, some minutes
-    python -m experiments.regimes OUT.csv --data FOLDER --audio RECORDINGS --small      a small model, on a CPU
+    python -m experiments.clients.regimes OUT.csv --data FOLDER --audio RECORDINGS       on a GPU, some minutes
+    python -m experiments.clients.regimes OUT.csv --data FOLDER --audio RECORDINGS --small      a small model, on a CPU
 
 FOLDER holds imagenet160 and faces256 (clients_run.py). RECORDINGS holds the wav files of the Free Spoken Digit Dataset
 (3,000 of six speakers, github.com/Jakobovski/free-spoken-digit-dataset); those with an index below 5 are its test set.
@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.clients_run import Cell, Run, environment, load_images
+from experiments.clients.images import load_images
+from experiments.clients.run import Cell, Run, environment
 from experiments.peers import their
 from topovq import ResidualVQ
 from topovq.metrics import code_counts, perplexity, usage
