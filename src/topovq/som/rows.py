@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,18 @@ def as_rows(X: Any) -> Rows | None:
     if isinstance(X, Rows):
         return X
     refuse_lazy(X)
-    if isinstance(X, Iterator):
-        raise TypeError(f"{X!r:.60} can be read once, and a fit reads often: give a function that makes it")
+    if is_batches(X):
+        raise TypeError(f"{X!r:.60} gives batches, and a fit reads them often: give a function that makes it")
     dataset = type(X).__module__ == "pyarrow._dataset"
     if isinstance(X, (str, os.PathLike, np.memmap)) or dataset or (callable(X) and not hasattr(X, "__array__")):
         return Rows(X)
     return None
+
+
+def is_batches(X: Any) -> bool:
+    """Whether X is an iterable of batches (a generator, a DataLoader), and no table or path itself."""
+    table = isinstance(X, (Tensor, np.ndarray, list, tuple, str)) or hasattr(X, "shape") or hasattr(X, "__array__")
+    return isinstance(X, Iterable) and not table
 
 
 class ReadPasses(Passes):
