@@ -50,7 +50,7 @@ class Rows:
         refuse_lazy(self.source)
         if isinstance(self.source, (str, os.PathLike)):
             reader: Reader = Parquet(Path(self.source), *how)
-        elif type(self.source).__module__.startswith("pyarrow"):
+        elif is_dataset(self.source):
             reader = Dataset(self.source, *how)
         elif isinstance(self.source, np.ndarray):
             reader = Array(self.source, self.columns, self.weight)
@@ -90,10 +90,14 @@ def as_rows(X: Any) -> Rows | None:
     refuse_lazy(X)
     if is_batches(X):
         raise TypeError(f"{X!r:.60} gives batches, and a fit reads them often: give a function that makes it")
-    dataset = type(X).__module__ == "pyarrow._dataset"
-    if isinstance(X, (str, os.PathLike, np.memmap)) or dataset or (callable(X) and not hasattr(X, "__array__")):
+    if isinstance(X, (str, os.PathLike, np.memmap)) or is_dataset(X) or (callable(X) and not hasattr(X, "__array__")):
         return Rows(X)
     return None
+
+
+def is_dataset(X: Any) -> bool:
+    """Whether X is a pyarrow Dataset: not a Scanner of one, which is read once, nor a Table."""
+    return type(X).__module__ == "pyarrow._dataset" and hasattr(X, "get_fragments")
 
 
 def is_batches(X: Any) -> bool:
