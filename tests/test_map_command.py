@@ -126,7 +126,7 @@ def test_force_overwrites_maps_alone(folder: Path, tmp_path: Path, capsys) -> No
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "all of it"
 
 
-@pytest.mark.parametrize(("grid", "said"), [("5", "5, rectangular; the line is drawn in rows"), ("2x2x2", "its slices")])
+@pytest.mark.parametrize(("grid", "said"), [("5", "; the line is drawn in rows"), ("2x2x2", "; its slices")])
 def test_the_report_says_how_lines_and_slices_lie(folder: Path, tmp_path: Path, grid: str, said: str) -> None:
     main(["map", str(folder / "table.parquet"), "--columns", "age", "--grid", grid, "-o", str(tmp_path / "map")])
     assert said in (tmp_path / "map" / "report.html").read_text()

@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused(wine):
         stats + Stats(rows=torch.ones(()))
     with pytest.raises(TypeError, match="unsupported operand"):
         stats + 1
-    with pytest.raises(TypeError, match="None is no Stats: expected what statistics.X. gives"):
+    with pytest.raises(TypeError, match="None is no Stats: expected what statistics"):
         som.update(None)
     with pytest.raises(ValueError, match="no statistics to merge"):
         Stats.merge([])
