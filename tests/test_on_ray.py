@@ -262,6 +262,21 @@ def test_an_address_beside_the_cluster_at_hand_is_refused(nodes: Nodes, monkeypa
     assert ray.is_initialized(), "what was connected before stays so"
 
 
+def test_a_cluster_that_asks_for_its_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself says that it failed to connect, and why in its log."""
+    import ray
+
+    def refuse(*address: str, **options: object) -> None:
+        cause = "Last connection error: InvalidAuthToken: Authentication token is missing or incorrect."
+        raise ConnectionError("Failed to connect to Ray cluster at h:1") from RuntimeError(cause)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr("topovq.cluster.check_reachable", lambda address: None)
+    with pytest.raises(ValueError, match="'h:1' asks for its token: set RAY_AUTH_MODE=token"), join_ray("h:1"):
+        pass
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
