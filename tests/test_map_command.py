@@ -79,6 +79,9 @@ def test_a_map_of_a_table_and_the_places_of_its_rows(folder: Path, tmp_path: Pat
         (["map", "empty.parquet", "--columns", "age"], "empty.parquet has no rows"),
         (["map", "nowhere.parquet"], "there is no table at 'nowhere.parquet'"),
         (["map", "table.parquet", "--columns", "age", "--grid", "3y3"], "--grid '3y3' must be sizes such as 32x32"),
+        (["map", "table.parquet", "--columns", "age", "--passes", "0"], "--passes=0 must be an int of at least 1"),
+        (["map", "table.parquet", "--columns", "age", "--device", "gpu"], "device='gpu' is unknown; use auto, cpu"),
+        (["place", "map.safetensors", "table.parquet", "--device", "mps"], "device='mps' is not supported"),
         (["place", "map.safetensors", "cut.parquet"], "cut.parquet is cut off, damaged or no Parquet file"),
         (["place", "map.safetensors", "empty.parquet"], "empty.parquet has no rows"),
         (["place", "gas.safetensors", "table.parquet"], "gas.safetensors holds no map of a table, but a NeuralGas"),
@@ -121,6 +124,12 @@ def test_force_overwrites_maps_alone(folder: Path, tmp_path: Path, capsys) -> No
         main(["map", str(folder / "table.parquet"), "--columns", "age", "-o", str(tmp_path / "thesis"), "--force"])
     assert "is no map, so it is not overwritten" in capsys.readouterr().err.replace("\n", " ")
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize(("grid", "said"), [("5", "; the line is drawn in rows"), ("2x2x2", "; its slices")])
+def test_the_report_says_how_lines_and_slices_lie(folder: Path, tmp_path: Path, grid: str, said: str) -> None:
+    main(["map", str(folder / "table.parquet"), "--columns", "age", "--grid", grid, "-o", str(tmp_path / "map")])
+    assert said in (tmp_path / "map" / "report.html").read_text()
 
 
 def test_what_a_killed_map_left_goes_with_the_next(folder: Path, tmp_path: Path) -> None:

@@ -154,6 +154,8 @@ def test_a_node_is_lost_in_a_fit(nodes: Nodes, work: Path) -> None:
         SelfOrganizingMap(**options, engine="ray").fit(Rows(table, columns=["z"]))
     with pytest.raises(ValueError, match="takes no sparse matrix"):
         SelfOrganizingMap(**options, engine="ray").fit(scipy.sparse.eye(9, format="csr"))
+    with pytest.raises(ValueError, match="but the Ray cluster has no GPU; use cpu or auto"):
+        SelfOrganizingMap(**options, engine="ray", device="cuda").fit(x_ND)
     with pytest.raises(ValueError, match="engine='ray' is for rule='batch', but rule='online'"):
         SelfOrganizingMap(rule="online", engine="ray").fit(x_ND)
     with pytest.raises(ValueError, match="engine='rai' is unknown; choose one of 'local', 'ray'"):
@@ -206,6 +208,8 @@ def test_what_ray_cannot_do_is_said(nodes: Nodes, work: Path, tmp_path: Path) ->
         encode_on_ray(*here, tmp_path / "t.parquet", actors=9, **options)
     with pytest.raises(ValueError, match="but the Ray cluster has no GPU; use cpu or auto"):
         encode_on_ray(*here, tmp_path / "t.parquet", address=nodes.address, device="cuda")
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+        encode_on_ray(*here, tmp_path / "t.parquet", batch_size=0, **options)
     (tmp_path / "t-00000-of-00002.parquet").touch()
     with pytest.raises(FileExistsError, match=r"t-00000-of-00002\.parquet is there already, and none of the 5 files"):
         encode_on_ray(*here, tmp_path / "t.parquet", **options)
@@ -256,6 +260,21 @@ def test_an_address_beside_the_cluster_at_hand_is_refused(nodes: Nodes, monkeypa
     with join_ray(nodes.address):
         assert ray.is_initialized()
     assert ray.is_initialized(), "what was connected before stays so"
+
+
+def test_a_cluster_that_asks_for_its_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself says that it failed to connect, and why in its log."""
+    import ray
+
+    def refuse(*address: str, **options: object) -> None:
+        cause = "Last connection error: InvalidAuthToken: Authentication token is missing or incorrect."
+        raise ConnectionError("Failed to connect to Ray cluster at h:1") from RuntimeError(cause)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr("topovq.cluster.check_reachable", lambda address: None)
+    with pytest.raises(ValueError, match="'h:1' asks for its token: set RAY_AUTH_MODE=token"), join_ray("h:1"):
+        pass
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

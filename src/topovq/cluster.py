@@ -47,7 +47,12 @@ def join_ray(address: str | None = None) -> Iterator[Any]:
         try:
             with _stderr_away():  # Ray says that it was told to say less
                 ray.init(address, logging_level="ERROR", log_to_driver=False, **local)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            if "authentication token" in f"{error} {error.__cause__}".lower():  # in a traceback in the cause
+                raise ValueError(
+                    f"the Ray cluster at address={address!r} asks for its token: set RAY_AUTH_MODE=token, and have the "
+                    "token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+                ) from None
             reason = " ".join(str(error).split())[:300]
             raise ValueError(f"there is no Ray cluster at address={address!r}: {reason}") from None
         finally:

@@ -99,8 +99,8 @@ def join_world(device: str) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """The torch device for "auto", "cpu", "cuda" (this process's one) or "cuda:1"."""
+def pick_device(name: str, local_rank: int | None = 0) -> torch.device:
+    """The torch device for "auto", "cpu", "cuda" (this process's one; the current one without a rank), "cuda:1"."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -110,7 +110,7 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"device={name!r} was asked for, but torch finds no CUDA device; use cpu or auto")
-        return device if device.index is not None else torch.device("cuda", local_rank)
+        return device if device.index is not None or local_rank is None else torch.device("cuda", local_rank)
     if device.type != "cpu":
         raise ValueError(f"device={name!r} is not supported; use auto, cpu, cuda or cuda:N")
     return device

@@ -13,6 +13,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 import torch
+from rich.progress import Progress
 from sklearn.datasets import load_wine
 from sklearn.preprocessing import StandardScaler
 
@@ -179,6 +180,14 @@ def test_damaged_and_empty_tables(folder, tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(DamagedFile, match=r"bad\.parquet is damaged"):
         som.fit(Rows(tmp_path / "bad.parquet", NAMES))
+    table = pyarrow.table({"a": np.random.default_rng(0).random(1000)})
+    pyarrow.parquet.write_table(table, tmp_path / "sums.parquet", write_page_checksum=True, compression="none")
+    whole = bytearray((tmp_path / "sums.parquet").read_bytes())
+    whole[3000] ^= 1  # a number that could be another
+    (tmp_path / "sums.parquet").write_bytes(whole)
+    for damaged in (tmp_path / "sums.parquet", pyarrow.dataset.dataset(tmp_path / "sums.parquet")):
+        with pytest.raises(DamagedFile, match="CRC"):
+            som.fit(damaged)
     with pytest.raises(FileNotFoundError, match=r"no \.parquet file in"):
         som.fit(tmp_path / "folder")
     with pytest.raises(FileNotFoundError, match="no table at 'nowhere"):
@@ -194,6 +203,7 @@ def test_damaged_and_empty_tables(folder, tmp_path):
         (["c1"], "v", "has no column 'v'"),
         (["c1"], "city", "column 'city'"),
         ([], None, "no columns to make a map of"),
+        (["c1", "c2", "c1"], None, "column 'c1' was named twice: a map takes each column once"),
     ],
 )
 def test_columns_that_are_not_there(folder, columns, weight, problem):
@@ -206,8 +216,10 @@ def test_sources_that_cannot_be(folder, wine):
     som = SelfOrganizingMap((2, 2))
     left = [x, x[:10], x]
     for source, problem in [
-        ((part for part in [x]), "can be read once, and a fit reads often"),
+        ((part for part in [x]), "gives batches, and a fit reads them often: give a function that makes it"),
+        (torch.utils.data.DataLoader(x), "gives batches, and a fit reads them often"),
         (Rows(7), "7 cannot be read in blocks"),
+        (Rows(pyarrow.table({"a": x[:, 0]})), "cannot be read in blocks: expected a Parquet file"),
         (lambda: None, "expected an iterator of batches"),
         (lambda: iter(()), "has no rows"),
         (lambda: [x, x[:, :3]], "expected 13 columns"),
@@ -217,6 +229,7 @@ def test_sources_that_cannot_be(folder, wine):
         (lambda: [(x, -wine[1])], "below 0"),
         (lambda: [np.where(np.arange(13) == 3, np.inf, x)], "contains infinity"),
         (Rows(x, [0, 44]), "no column 44"),
+        (Rows(x, [0, 1, 0]), "column 0 was named twice"),
         (Rows(folder / "wine.parquet", "c1"), "must be a list of names"),
     ]:
         with pytest.raises((ValueError, TypeError), match=problem):
@@ -283,11 +296,18 @@ def test_a_reader_that_is_left_ends_its_thread(folder):
     assert not [thread for thread in threading.enumerate() if thread.name == "topovq-rows"]
 
 
-def test_the_bar_says_rows_a_second_and_time_left(folder, capfd):
-    SelfOrganizingMap((3, 3), verbose=True).fit(Rows(folder / "wine.parquet", NAMES))
-    said = capfd.readouterr().out
-    assert "rows/s" in said
-    assert "100%" in said
+@pytest.mark.parametrize(
+    ("options", "totals"), [({"shape": (3, 3)}, 1), ({}, 1), ({"shape": (3, 3), "max_iter": 9, "tol": 0.5}, 2)]
+)
+def test_the_bar_says_rows_a_second_and_is_full_after_the_last_pass(folder, capfd, monkeypatch, options, totals):
+    """Only `tol` makes it shorter than was told before."""
+    update, told = Progress.update, set()
+    monkeypatch.setattr(Progress, "update", lambda *a, **new: told.add(new.get("total")) or update(*a, **new))
+    SelfOrganizingMap(verbose=True, **options).fit(Rows(folder / "wine.parquet", NAMES))
+    end = capfd.readouterr().out.rstrip("\n").split("\n")[-1]
+    assert "rows/s" in end
+    assert "100%" in end
+    assert len(told - {None}) == totals
 
 
 MEMORY = """

@@ -42,6 +42,13 @@ def outcome(kind, path, right):
     return "right" if same else "another estimator"
 
 
+def test_the_same_estimator_is_the_same_file(saved, tmp_path):
+    kind, path = saved
+    for _ in range(4):
+        kind.load(path).save(tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
 def test_a_damaged_byte_changes_nothing_or_is_refused(saved):
     kind, path = saved
     right, whole = kind.load(path), path.read_bytes()

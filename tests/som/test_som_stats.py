@@ -64,6 +64,10 @@ def test_what_does_not_fit_is_refused(wine):
         stats + SelfOrganizingMap((2, 2)).fit(wine).statistics(wine)
     with pytest.raises(ValueError, match="do not add up: they differ"):
         stats + Stats(rows=torch.ones(()))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        stats + 1
+    with pytest.raises(TypeError, match="None is no Stats: expected what statistics"):
+        som.update(None)
     with pytest.raises(ValueError, match="no statistics to merge"):
         Stats.merge([])
     with pytest.raises(DamagedFile, match="are no statistics"):

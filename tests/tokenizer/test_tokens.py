@@ -153,6 +153,12 @@ def test_what_cannot_be_read_is_said(run: tuple[Path, Tokenizer], pictures: Path
         encode(folder, tmp_path / "missing", tmp_path / "t.npz")
     with pytest.raises(ValueError, match=r"none of the 1 images .* can be read; the first is broken\.png"):
         encode(folder, pictures / "broken.png", tmp_path / "t.npz", device="cpu", workers=0)
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+        encode(folder, pictures, tmp_path / "t.npz", batch_size=0)
+    with pytest.raises(ValueError, match="workers=-1 must be at least 0"):
+        encode(folder, pictures, tmp_path / "t.npz", workers=-1)
+    with pytest.raises(ValueError, match="batch_size=-2 must be at least 1"):
+        decode(folder, tmp_path / "t.npz", tmp_path / "out", batch_size=-2)
     with pytest.raises(FileNotFoundError, match="there is no token file"):
         decode(folder, tmp_path / "t.npz", tmp_path / "out", device="cpu")
     np.savez(tmp_path / "other.npz", x=np.zeros(3))

@@ -48,6 +48,7 @@ class Map(OnEngine):
 
     def __call__(self) -> None:
         from topovq.som import Rows, SelfOrganizingMap
+        from topovq.som.checks import check_number
         from topovq.view.report.map_page import write_map_page
         from topovq.view.report.page import REPORT_FILE
 
@@ -55,6 +56,7 @@ class Map(OnEngine):
         refuse_to_overwrite(self.out, self.force)
         if self.out.exists() and not (self.out / MAP_FILE).is_file():
             raise FileExistsError(f"{self.out} is no map, so it is not overwritten")
+        check_number("--passes", self.passes, low=1, whole=True)
         shape = None if self.grid is None else shape_of(self.grid)
         rows = Rows(self.table, self.columns or None, self.weight)
         remove_abandoned(self.out.parent)

@@ -13,8 +13,7 @@ from topovq.som.passes import Passes
 
 class RowsPerSecond(ProgressColumn):
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} rows/s")
+        return Text(f"{task.completed / task.elapsed:,.0f} rows/s" if task.completed and task.elapsed else "")
 
 
 @contextlib.contextmanager

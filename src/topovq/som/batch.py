@@ -60,6 +60,8 @@ class BatchEstimator(CodesEstimator):
         measured of the codes before, such as `labels_` and `hits_`, is dropped.
         """
         check_is_fitted(self, "codes_")
+        if not isinstance(stats, Stats):
+            raise TypeError(f"{stats!r:.80} is no Stats: expected what statistics(X) gives")
         count, dim = self.codes_.shape
         found = {name: tuple(stats[name].shape) for name in ("sums", "weights") if name in stats}
         if found.get("sums") != (count, dim) or found.get("weights") not in ((count, 1), (count, dim)):

@@ -10,13 +10,6 @@ import torch
 from torch import Tensor
 
 
-def chosen_device(device: str | torch.device) -> torch.device:
-    """ "auto" is CUDA where there is one (tensors stay on their own device: the caller sees to that)."""
-    if isinstance(device, str) and device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
-
-
 def checked_tensor(x_ND: Tensor) -> Tensor:
     """A float32 or float64 matrix of at least one row and one column, without infinities."""
     if x_ND.ndim != 2 or x_ND.shape[0] < 1 or x_ND.shape[1] < 1:

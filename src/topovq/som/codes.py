@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,13 +24,14 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
+from topovq.distributed import pick_device
 from topovq.ops.search import check_metric
 from topovq.quantizers.arguments import refuse_arguments
 from topovq.som import saving
-from topovq.som.checks import check_choice, checked_tensor, chosen_device, like_input
+from topovq.som.checks import check_choice, checked_tensor, like_input
 from topovq.som.passes import Passes, Scaling, TablePasses, check_size, check_weight, table_of
 from topovq.som.questions import Closest, Errors
-from topovq.som.rows import ReadPasses, Rows, as_rows
+from topovq.som.rows import ReadPasses, Rows, as_rows, is_batches
 from topovq.som.tables import DenseTable, SparseTable, Table
 
 CLUSTERINGS = ("agglomerative", "kmeans")
@@ -98,8 +99,7 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _took_batches(self, X: Any, sample_weight: Any) -> bool:
         """Whether X was an iterable of batches (a generator, a DataLoader); each then went to `partial_fit`."""
-        table = isinstance(X, (Tensor, np.ndarray, list, tuple, str)) or scipy.sparse.issparse(X)
-        if table or hasattr(X, "shape") or hasattr(X, "__array__") or not isinstance(X, Iterable):
+        if not is_batches(X):
             rows = as_rows(X)
             if rows is not None and not isinstance(X, np.memmap):
                 raise TypeError(
@@ -274,7 +274,7 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 f"{reader.name} has {reader.dim} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input"
             )
-        device = chosen_device(self.device)
+        device = self._device()
         if reader.device is not None and self.device == "auto":
             device = reader.device
         if sample_weight is not None:
@@ -288,6 +288,11 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
         return RayPasses(passes, reader.names, str(self.device))
 
+    def _device(self) -> torch.device:
+        """Where rows go; with "auto" tensors stay where they are. For a cluster they are on the CPU: it may have GPUs
+        where this machine has none."""
+        return torch.device("cpu") if self.engine == "ray" else pick_device(str(self.device), None)
+
     def _scaled(self, x_ND: Tensor) -> Tensor:
         """Rows as the codes were fitted to them."""
         if not hasattr(self, "scale_"):
@@ -297,7 +302,7 @@ class CodesEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _checked(self, X: Any, *, reset: bool) -> Any:
         """X as a tensor on the device, or as a CSR matrix."""
         check_metric(self.metric)
-        device = chosen_device(self.device)
+        device = self._device()
         if isinstance(X, Tensor):
             x_ND = checked_tensor(X)
             _check_n_features(self, x_ND, reset=reset)

@@ -127,8 +127,7 @@ class SelfOrganizingMap(BatchEstimator):
         if self.rule != "batch":
             return self._fit_in_order(X, sample_weight)
         passes = self._passes(X, sample_weight, reset=True)
-        count = passes_of_start(self.init, passes.dim, self.standardize) + self.max_iter + 1
-        with self._threads(), bar(passes, count, "fitting the map", self.verbose) as say:
+        with self._threads(), bar(passes, self._pass_count(passes), "fitting the map", self.verbose) as say:
             self._fit(passes, say)
         return self
 
@@ -137,8 +136,7 @@ class SelfOrganizingMap(BatchEstimator):
         table = self._table(X, reset=True)
         weight_N = self._weights(sample_weight, X, table)
         passes = TablePasses([table], [weight_N])
-        count = passes_of_start(self.init, passes.dim, self.standardize) + self.max_iter + 1
-        with self._threads(), bar(passes, count, "fitting the map", self.verbose) as say:
+        with self._threads(), bar(passes, self._pass_count(passes), "fitting the map", self.verbose) as say:
             self._begin(passes)
             table = passes.tables[0]
             codes_KD, plan = self._codes(passes), self._plan()
@@ -184,6 +182,11 @@ class SelfOrganizingMap(BatchEstimator):
             self._record(weighted_mean(distance_N, weight_N))
             self._finish(passes)
         return self
+
+    def _pass_count(self, passes: Passes) -> int:
+        """How many passes a fit takes: the start, those of the rule, the measuring; one more to find a shape."""
+        start = passes_of_start(self.init, passes.dim, self.standardize)
+        return start + (self.shape is None and self.n_codes is None) + self.max_iter + 1
 
     def _question(self, passes: Passes) -> Members:
         return Members(self._codes(passes), self.metric)

@@ -31,8 +31,7 @@ class RayPasses(ReadPasses):
 
     def __init__(self, here: ReadPasses, names: Any, device: str) -> None:
         """`here` says what the rows are; `names` which columns, where nobody chose any."""
-        # On the CPU: what is sent must be readable on machines without a GPU.
-        vars(self).update(vars(here) | {"keeps_labels": False, "device": torch.device("cpu")})
+        vars(self).update(vars(here) | {"keeps_labels": False})
         joined = contextlib.ExitStack()
         weakref.finalize(self, joined.close)
         self.ray = joined.enter_context(join_ray())

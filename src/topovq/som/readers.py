@@ -19,8 +19,9 @@ from topovq.missing import MissingExtra
 from topovq.storage import DamagedFile
 
 Piece = tuple[Tensor, Tensor | None]
-# Arrow keeps all that it read of a file, up to its end, unless it is told to read as it goes.
-AS_IT_GOES = {"pre_buffer": False, "buffer_size": 1 << 16}
+# Arrow keeps all that it read of a file, up to its end, unless it is told to read as it goes; and it looks at the
+# checksums of pages, where a file has them, if it is told to.
+AS_IT_GOES = {"pre_buffer": False, "buffer_size": 1 << 16, "page_checksum_verification": True}
 
 
 class Reader:
@@ -245,7 +246,15 @@ def choose(there: Sequence[str], columns: Sequence[str] | None, weight: str | No
             raise ValueError(f"{where} {problem} {name!r}{hint}; its columns are {some}")
     if not wanted:
         raise ValueError(f"{where} has no columns to make a map of: expected at least one")
-    return wanted
+    return once(wanted)
+
+
+def once(columns: Sequence[Any]) -> list[Any]:
+    """The columns, each of which was named once."""
+    twice = [name for i, name in enumerate(columns) if name in columns[:i]]
+    if twice:
+        raise ValueError(f"column {twice[0]!r} was named twice: a map takes each column once")
+    return list(columns)
 
 
 def refuse_lazy(X: Any) -> None:
@@ -262,7 +271,7 @@ def numbered(count: int, columns: Sequence[int] | None, weight: int | None, wher
     for name in [*(columns or ()), *([weight] if weight is not None else [])]:
         if not isinstance(name, (int, np.integer)) or not 0 <= name < count:
             raise ValueError(f"{where} has no column {name!r}: expected numbers from 0 to {count - 1}")
-    return [i for i in range(count) if i != weight] if columns is None else list(columns)
+    return [i for i in range(count) if i != weight] if columns is None else once(columns)
 
 
 def _kind(schema: Any, name: str, where: str) -> str:

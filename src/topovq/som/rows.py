@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Rows:
         refuse_lazy(self.source)
         if isinstance(self.source, (str, os.PathLike)):
             reader: Reader = Parquet(Path(self.source), *how)
-        elif type(self.source).__module__.startswith("pyarrow"):
+        elif is_dataset(self.source):
             reader = Dataset(self.source, *how)
         elif isinstance(self.source, np.ndarray):
             reader = Array(self.source, self.columns, self.weight)
@@ -88,12 +88,22 @@ def as_rows(X: Any) -> Rows | None:
     if isinstance(X, Rows):
         return X
     refuse_lazy(X)
-    if isinstance(X, Iterator):
-        raise TypeError(f"{X!r:.60} can be read once, and a fit reads often: give a function that makes it")
-    dataset = type(X).__module__ == "pyarrow._dataset"
-    if isinstance(X, (str, os.PathLike, np.memmap)) or dataset or (callable(X) and not hasattr(X, "__array__")):
+    if is_batches(X):
+        raise TypeError(f"{X!r:.60} gives batches, and a fit reads them often: give a function that makes it")
+    if isinstance(X, (str, os.PathLike, np.memmap)) or is_dataset(X) or (callable(X) and not hasattr(X, "__array__")):
         return Rows(X)
     return None
+
+
+def is_dataset(X: Any) -> bool:
+    """Whether X is a pyarrow Dataset: not a Scanner of one, which is read once, nor a Table."""
+    return type(X).__module__ == "pyarrow._dataset" and hasattr(X, "get_fragments")
+
+
+def is_batches(X: Any) -> bool:
+    """Whether X is an iterable of batches (a generator, a DataLoader), and no table or path itself."""
+    table = isinstance(X, (Tensor, np.ndarray, list, tuple, str)) or hasattr(X, "shape") or hasattr(X, "__array__")
+    return isinstance(X, Iterable) and not table
 
 
 class ReadPasses(Passes):

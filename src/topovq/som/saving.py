@@ -34,9 +34,9 @@ def save(estimator: BaseEstimator, path: Path) -> None:
                 tensors[key] = np.ascontiguousarray(value)
             else:
                 values[key] = _encode(key, value)
-    header = {"format": FORMAT, "class": type(estimator).__name__, "values": json.dumps(values)}
+    header = {"format": FORMAT, "class": type(estimator).__name__, "values": json.dumps(values, sort_keys=True)}
     header["sha256"] = _digest(header, tensors)
-    write_atomic(path, safetensors.numpy.save(tensors, metadata=header))
+    write_atomic(path, _in_order(safetensors.numpy.save(tensors, metadata=header)))
 
 
 def load(cls: type, path: Path) -> Any:
@@ -72,6 +72,14 @@ def _digest(header: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
         digest.update(f"{key} {tensor.dtype.str} {tensor.shape} ".encode())
         digest.update(np.ascontiguousarray(tensor).tobytes())
     return digest.hexdigest()
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same safetensors with a sorted header: as they come its order changes, and files of equal maps differ."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the numbers after it are aligned
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]
 
 
 def _build(cls: type, state: dict[str, Any]) -> Any:

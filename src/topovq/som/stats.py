@@ -85,6 +85,8 @@ class Stats(Mapping[str, Tensor]):
         return len(self._sums)
 
     def __add__(self, other: Stats) -> Stats:
+        if not isinstance(other, Stats):
+            return NotImplemented
         if self.keys() != other.keys():
             raise ValueError(f"statistics of {', '.join(self)} and of {', '.join(other)} do not add up: they differ")
         if self.asked is not None and other.asked is not None and not self.asked.like(other.asked):

@@ -25,7 +25,7 @@ from topovq.tokenizer.data import find_images, parts_of
 from topovq.tokenizer.data.loader import Records
 from topovq.tokenizer.models import Tokenizer, load_pretrained
 from topovq.tokenizer.tokenfile import check_suffix, model_of, read_tokens, shard_path, token_files
-from topovq.tokenizer.tokens import Decoder, Encoder, Places, check_model, none_readable
+from topovq.tokenizer.tokens import Decoder, Encoder, Places, check_model, check_numbers, none_readable
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.runs import model_folder
 
@@ -68,6 +68,7 @@ def encode_on_ray(
     """
     out = Path(os.path.abspath(out))
     check_suffix(out)
+    check_numbers(batch_size, workers)
     folder = model_folder(run).resolve()
     ours = model_id(folder)
     with join_ray(address) as ray:
@@ -114,6 +115,7 @@ def decode_on_ray(
 
     Every token file is one task. As in `decode`, all is checked before the first image is written.
     """
+    check_numbers(batch_size)
     out = Path(os.path.abspath(out))
     folder = model_folder(run).resolve()
     ours = model_id(folder)

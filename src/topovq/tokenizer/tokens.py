@@ -71,6 +71,7 @@ def encode(
     """
     out = Path(out)
     check_suffix(out, coder)
+    check_numbers(batch_size, workers)
     folder = model_folder(run)
     model = load_pretrained(folder)
     records = find_images(images)
@@ -114,6 +115,14 @@ class Encoder:
         return Encoded(path, done, skipped)
 
 
+def check_numbers(batch_size: int, workers: int | None = None) -> None:
+    """Refuse batches of no image and fewer processes than none."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    if workers is not None and workers < 0:
+        raise ValueError(f"workers={workers} must be at least 0, with which images are decoded without other processes")
+
+
 def none_readable(number: int, images: str | Path, skipped: Mapping[str, str]) -> ValueError:
     name, reason = next(iter(skipped.items()))
     return ValueError(f"none of the {number} images of {images} can be read; the first is {name}: {reason}")
@@ -135,6 +144,7 @@ def decode(
     Everything is checked before the first image is written. Tokens of another model and images that are there already
     are refused, unless `force` is set. `coder` is the prior that coded them, where one did.
     """
+    check_numbers(batch_size)
     out, folder = Path(out), model_folder(run)
     place = pick_device(device)
     decoder = Decoder(load_pretrained(folder).to(place), place, batch_size, coder)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from topovq.som import SelfOrganizingMap
 
 MOST_PLANES = 64  # component planes on a page
+DRAWN = {1: "; the line is drawn in rows, to be read as text is", 2: ""}  # by the number of axes, see drawing.places
+SLICES = "; its slices are drawn below each other"
 
 
 def write_map_page(som: SelfOrganizingMap, out: Path, title: str, facts: dict[str, str]) -> Path:
@@ -32,7 +34,7 @@ def write_map_page(som: SelfOrganizingMap, out: Path, title: str, facts: dict[st
 def _facts(som: SelfOrganizingMap, facts: dict[str, str]) -> str:
     used = int((som.hits_ > 0).sum())
     told = facts | {
-        "map": f"{' x '.join(map(str, som.grid_.shape))}, {som.grid_.topology}",
+        "map": f"{' x '.join(map(str, som.grid_.shape))}, {som.grid_.topology}{DRAWN.get(som.grid_.ndim, SLICES)}",
         "passes": f"{som.n_iter_}, radius {som.radii_[0]:.3g} to {som.radii_[-1]:.3g} cells",
         "quantization error": f"{som.quantization_error_:.5g}"
         + " (in standard deviations)" * hasattr(som, "scale_")
@@ -58,7 +60,7 @@ def _whole(som: SelfOrganizingMap, budget: int) -> str:
         f"Hits: rows for which a code is the closest, {som.hits_.min():,.6g} to {som.hits_.max():,.6g} (bright; "
         "logarithmic)": (np.log1p(som.hits_), "viridis"),
     }
-    return f'<h2>The map</h2>\n<div class="row">{_pictures(som, captions, 480, budget)}</div>'
+    return f'<h2>The map</h2>\n<div class="row map">{_pictures(som, captions, 480, budget)}</div>'
 
 
 def _planes(som: SelfOrganizingMap, names: list[str], budget: int) -> str:
