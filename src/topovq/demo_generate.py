@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from topovq.prior.fitting import BIT, fit
-from topovq.prior.generate import draw, open_prior, sheet
+from topovq.prior.generate import draw, enlarged, open_prior, sheet
 from topovq.prior.nearest import find_nearest
 from topovq.prior.settings import PriorConfig
 from topovq.tokenizer.models import Tokenizer
@@ -48,7 +48,7 @@ def demo_generate(out: Path, steps: int = 600) -> Path:
     picture = out / PICTURE
     figure = _draw(pair.model, samples, load_digits_of(out / IMAGES / "train"))
     figure.savefig(picture, dpi=90)
-    write_png(out / "samples.png", sheet(samples, CLASSES))
+    write_png(out / "samples.png", sheet(enlarged(samples), CLASSES))
     console.print(f"bits of an image: {16 * result.best_loss / BIT:.0f} with the prior, {16 * 9} as plain tokens")
     for told in (
         f"topovq sample {out / PRIOR} --label 3 -o {out / 'threes'}",

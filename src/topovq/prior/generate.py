@@ -34,6 +34,7 @@ MOST_SHOWN = 400  # images on the contact sheet
 MOST_BESIDE = 16  # samples that are shown beside the training images nearest to them
 BESIDE = 3  # ... of which so many
 GAP = 2  # pixels between them
+SMALLEST = 64  # pixels of an image there: smaller ones are shown enlarged, so that one can judge them
 WHITE = 255
 
 
@@ -205,12 +206,12 @@ def sample(
                     write_png(out / IMAGES / name, image_CHW)
                 shown_NCHW.append(pixels_BCHW[: max(0, MOST_SHOWN - first)])
         columns = len(names) if names and chosen is None and 2 <= len(names) <= 20 else None
-        write_png(out / SHEET, sheet(torch.cat(shown_NCHW), columns))
+        write_png(out / SHEET, sheet(enlarged(torch.cat(shown_NCHW)), columns))
         if train is None:
             return Sampled(out / SHEET)
         samples = torch.cat(shown_NCHW)[:MOST_BESIDE]
         found = _nearest(pair, samples, train, Path(folder), progress)
-    write_png(out / NEAREST, sheet(found.beside(samples), found.images.shape[1] + 1))
+    write_png(out / NEAREST, sheet(enlarged(found.beside(samples)), found.images.shape[1] + 1))
     return Sampled(out / SHEET, found, _copies(pair, tokens_NT[:MOST_BESIDE], found))
 
 
@@ -281,7 +282,7 @@ def complete(
     kept = original.clone()
     kept[:, :, round(keep * kept.shape[2]) :] = WHITE
     completed = pair.decode(drawn_NT.to(pair.device))
-    write_png(out, sheet(torch.cat([original, kept, completed]), number + 2))
+    write_png(out, sheet(enlarged(torch.cat([original, kept, completed])), number + 2))
     return out
 
 
@@ -307,6 +308,12 @@ def kept_steps(prior: Prior, keep: float) -> Tensor:
         rows = (torch.arange(height) + 0.5) / height < keep
         parts.append(rows.repeat_interleave(math.prod(rest)))
     return torch.cat(parts)
+
+
+def enlarged(images_NCHW: Tensor) -> Tensor:
+    """Images by a whole factor so large that a side has SMALLEST pixels or more."""
+    factor = math.ceil(SMALLEST / max(images_NCHW.shape[2:]))
+    return images_NCHW.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
 
 
 def sheet(images_NCHW: Tensor, columns: int | None = None) -> Tensor:
