@@ -77,8 +77,8 @@ class Head(nn.Module):
     # Tokens and their digits
 
     def digits(self, tokens: Tensor) -> Tensor:
-        """Tokens int64 [...] -> their digits [..., F]. Where nothing is checked, on a GPU, the first digit of a token that
-        is no code is out of range, too, so that the loss stops there."""
+        """Tokens int64 [...] -> their digits [..., F]. Of a token that is no code the first digit is out of range, too: so
+        the loss stops where nothing is checked here, on a GPU."""
         check_range("token", tokens, self.size)
         found: list[Tensor] = []
         for axis in reversed(range(self.grid.ndim)):
