@@ -77,7 +77,7 @@ class Head(nn.Module):
     # Tokens and their digits
 
     def digits(self, tokens: Tensor) -> Tensor:
-        """Tokens int64 [...] -> their digits [..., F]. Of a token that is no code the first digit is out of range, too: so
+        """Tokens int64 [...] -> their digits [..., F]. Of a token that is no code the first is out of range, too: so
         the loss stops where nothing is checked here, on a GPU."""
         check_range("token", tokens, self.size)
         found: list[Tensor] = []
