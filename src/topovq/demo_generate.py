@@ -15,8 +15,9 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
+from topovq.prior.contact import enlarged, sheet
 from topovq.prior.fitting import BIT, fit
-from topovq.prior.generate import draw, enlarged, open_prior, sheet
+from topovq.prior.generate import draw, open_prior
 from topovq.prior.nearest import find_nearest
 from topovq.prior.settings import PriorConfig
 from topovq.tokenizer.models import Tokenizer

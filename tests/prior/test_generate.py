@@ -16,8 +16,9 @@ from tiny_prior import tiny_prior
 import topovq
 from topovq.cli import main
 from topovq.prior import Prior
+from topovq.prior.contact import enlarged, sheet
 from topovq.prior.fitting import fit
-from topovq.prior.generate import _copies, complete, draw, enlarged, kept_steps, open_prior, sample, sheet
+from topovq.prior.generate import _copies, complete, draw, kept_steps, open_prior, sample
 from topovq.prior.nearest import find_nearest
 from topovq.prior.settings import unfinished
 from topovq.tokenizer.tokenfile import model_of, read_tokens

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from topovq.distributed import pick_device
 from topovq.prior.choosing import check_drawing, check_drawn
+from topovq.prior.contact import WHITE, enlarged, sheet
 from topovq.prior.corpus import training_images
 from topovq.prior.nearest import Nearest, find_nearest
 from topovq.prior.transformer import Prior
@@ -33,9 +34,6 @@ TOKENS, SHEET, IMAGES, NEAREST = "tokens.parquet", "sheet.png", "images", "neare
 MOST_SHOWN = 400  # images on the contact sheet
 MOST_BESIDE = 16  # samples that are shown beside the training images nearest to them
 BESIDE = 3  # ... of which so many
-GAP = 2  # pixels between them
-SMALLEST = 64  # pixels of an image there: smaller ones are shown enlarged, so that one can judge them
-WHITE = 255
 
 
 @dataclass(frozen=True)
@@ -308,22 +306,3 @@ def kept_steps(prior: Prior, keep: float) -> Tensor:
         rows = (torch.arange(height) + 0.5) / height < keep
         parts.append(rows.repeat_interleave(math.prod(rest)))
     return torch.cat(parts)
-
-
-def enlarged(images_NCHW: Tensor) -> Tensor:
-    """Images by a whole factor so large that a side has SMALLEST pixels or more."""
-    factor = math.ceil(SMALLEST / max(images_NCHW.shape[2:]))
-    return images_NCHW.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
-
-
-def sheet(images_NCHW: Tensor, columns: int | None = None) -> Tensor:
-    """Images side by side on white, in rows of `columns` (as many as there are rows, if not given): uint8 [C, H, W]."""
-    number, channels, height, width = images_NCHW.shape
-    columns = min(columns or math.ceil(math.sqrt(number)), number)
-    rows = math.ceil(number / columns)
-    shape = (channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP)
-    whole = torch.full(shape, WHITE, dtype=torch.uint8)
-    for i, image in enumerate(images_NCHW):
-        top, left = i // columns * (height + GAP) + GAP, i % columns * (width + GAP) + GAP
-        whole[:, top : top + height, left : left + width] = image
-    return whole
