@@ -24,7 +24,7 @@ from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer, check_name, codes_of, load_pretrained
 from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.tokenfile import open_writer
-from topovq.tokenizer.tokens import image_name, write_png
+from topovq.tokenizer.tokens import image_name, write_png, write_pngs
 from topovq.tokenizer.training.datasets import open_data
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
@@ -200,8 +200,7 @@ def sample(
                 part = tokens_NT[first : first + batch_size]
                 writer.write(files[first : first + batch_size], pair.prior.to_levels(part))
                 pixels_BCHW = pair.decode(part.to(pair.device))
-                for name, image_CHW in zip(files[first : first + batch_size], pixels_BCHW):
-                    write_png(out / IMAGES / name, image_CHW)
+                write_pngs(out / IMAGES, files[first : first + batch_size], pixels_BCHW)
                 shown_NCHW.append(pixels_BCHW[: max(0, MOST_SHOWN - first)])
         columns = len(names) if names and chosen is None and 2 <= len(names) <= 20 else None
         write_png(out / SHEET, sheet(enlarged(torch.cat(shown_NCHW)), columns))
