@@ -1,4 +1,4 @@
-"""The directive `picture`: a figure of a page; where its file does not exist yet, the text of `missing`.
+"""The directive `picture`: a figure of a page; where its file does not exist yet, the text of `missing`, or nothing.
 
     ```{picture} ../results_prior.png
     :alt: What it shows
@@ -32,7 +32,7 @@ class Picture(Figure):
             if Path(path).with_suffix(suffix).is_file():
                 self.arguments[0] = str(Path(self.arguments[0]).with_suffix(suffix))
                 return super().run()
-        return [nodes.paragraph("", missing)]
+        return [nodes.paragraph("", missing)] if missing else []
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

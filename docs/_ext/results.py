@@ -125,19 +125,20 @@ def facts(rows: list[Row]) -> str:
 class Results(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = dict.fromkeys(("caption", "where", "names", "by", "across", "missing"), directives.unchanged_required)
+    option_spec = dict.fromkeys(("caption", "where", "names", "by", "across"), directives.unchanged_required)
+    option_spec["missing"] = directives.unchanged  # may be empty: what stands above says it
 
     def run(self) -> list[nodes.Node]:
         _, path = self.env.relfn2path(self.arguments[0])
         self.env.note_dependency(path)
-        option = self.options.get
-        if option("missing") and not Path(path).exists():
-            return self._parsed([option("missing")])
+        option, missing = self.options.get, self.options.get("missing")
+        if missing is not None and not Path(path).exists():
+            return self._parsed([missing])
         try:
             rows = chosen(read(path), pairs(option("where", "")))
-            rows = [row for row in rows if row.get("n") != 0] if option("missing") else rows
-            if option("missing") and not rows:
-                return self._parsed([option("missing")])
+            rows = [row for row in rows if row.get("n") != 0] if missing is not None else rows
+            if missing is not None and not rows:
+                return self._parsed([missing])
             columns = [[part.strip() for part in line.split("|", 1)] for line in self.content if line.strip()]
             shown = merged(rows, option("by", "").split(), option("across").split()) if option("across") else rows
             if not 0 < len(shown) <= MOST_ROWS:
@@ -145,7 +146,7 @@ class Results(SphinxDirective):
             names = pairs(option("names", ""))
             body = [[cell(form, row, names) for _, form in columns] for row in shown]
             headings, body = measured([heading for heading, _ in columns], body)
-            if (empty := {heading for heading, _ in columns} - set(headings)) and not option("missing"):
+            if (empty := {heading for heading, _ in columns} - set(headings)) and missing is None:
                 raise ValueError(f"nothing is in the columns {', '.join(empty)}; there are {', '.join(rows[0])}")
         except (OSError, ValueError) as error:
             raise self.error(f"{self.arguments[0]}: {error}") from error
