@@ -263,8 +263,10 @@ def _write_looks(
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
+    """Add a line. One that a killed process left unfinished is ended first, or it would swallow this one."""
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
     with open(path, "a") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write("\n" * cut_off + json.dumps(record) + "\n")
 
 
 def summary(cell: Cell, record: dict[str, Any]) -> str:

@@ -160,6 +160,12 @@ def test_every_head_runs_and_is_not_run_again(
     run_cells([late], tmp_path, None, until=0.0, say=again.append)
     assert again == [f"left out, there is no time: {late.name}", "1 runs are left; the same command goes on with them"]
     assert said[-1] == f"FAILED {replace(shown[0], dim=33).name}: dim=33 must be a multiple of 4 * heads, which is 4"
+    with open(tmp_path / "prior.jsonl", "a") as file:
+        file.write('{"study": "prior", "ce')  # by a process that was killed
+    next_one = replace(shown[0], steps=2)
+    run_cells([next_one], tmp_path, None, cache=tmp_path / "kept", say=said.append)
+    run_cells([next_one], tmp_path, None, say=again.append)
+    assert len(again) == 2  # of `late`: nothing is run twice
     errors, small = write_extras(tmp_path, tmp_path / "tables")
     assert (errors.name, small.name) == ("token-errors-photos.csv", "compression-photos.csv")
     told = list(csv.DictReader(errors.read_text().splitlines()))
