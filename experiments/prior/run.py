@@ -228,11 +228,14 @@ def run_cells(
             traceback.print_exc(limit=-4)
             failed = str(error).splitlines()[0]
             record = {"study": STUDY, "cell": asdict(cell), "failed": failed, "graph": graph}
-        _write(path, record | facts)
         say(summary(cell, record))
-        if training is not None and cell in SAMPLED:
+        looked = None
+        if training is not None and cell in SAMPLED:  # before the record, by which the cell would count as done
             look = partial(look_at, training.prior, kept[cell.book], images[cell.book.data], vgg, out)
-            _write_looks(path, cell, record, look, facts, say)
+            looked = _looked(cell, record, look, say)
+        _write(path, record | facts)
+        if looked is not None:
+            _write(path, {"study": STUDY, "cell": asdict(cell), "sampled": looked, "graph": False, **facts})
         training = None
         gc.collect()
         if device.type == "cuda":
@@ -241,25 +244,19 @@ def run_cells(
         say(f"{left_out} runs are left; the same command goes on with them")
 
 
-def _write_looks(
-    path: Path,
-    cell: Cell,
-    record: dict[str, Any],
-    look: Callable[[str], dict[str, Any]],
-    facts: dict[str, Any],
-    say: Callable[[str], object],
-) -> None:
-    """Add what samples look like; a failure is told and costs no run."""
+def _looked(
+    cell: Cell, record: dict[str, Any], look: Callable[[str], dict[str, Any]], say: Callable[[str], object]
+) -> dict[str, Any] | None:
+    """What samples look like; a failure is told and costs no run."""
     try:
         looked = look(f"{cell.book.codebook}-{cell.book.K}")
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         traceback.print_exc(limit=-4)
         say(f"  no samples: {error}")
-        return
-    looked["bits_per_token"] = min(row["bits"] for row in record["rows"])
-    _write(path, {"study": STUDY, "cell": asdict(cell), "sampled": looked, "graph": False, **facts})
+        return None
     distance = f", FD-VGG {looked['fd_vgg']:.1f}" if "fd_vgg" in looked else ""
     say(f"  {looked['images']:,} samples, {looked['images_per_second']:,.0f} a second{distance}")
+    return {**looked, "bits_per_token": min(row["bits"] for row in record["rows"])}
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

@@ -180,6 +180,18 @@ def test_every_head_runs_and_is_not_run_again(
     assert "32 samples of photos KSOM K=64 row/column took" in (tmp_path / "made" / "prior-photos.md").read_text()
 
 
+def test_a_cell_counts_as_done_when_its_samples_were_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    cell = replace(quick_cells()[2], steps=2)
+    monkeypatch.setattr(prior_run, "SAMPLED", (cell,))
+    monkeypatch.setattr(prior_run, "look_at", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell], tmp_path, None, cache=tmp_path / "kept")
+    assert not (tmp_path / "prior.jsonl").exists()
+
+
 def test_every_form_has_its_own_psnr() -> None:
     """WebP at its worst is better than asked for; a record of before does not say so."""
     told = {"psnr": 22.0, "images": 4, "tokens_per_pixel": 0.1, "raw": 1.0, "zstd": 0.9, "frequencies": 0.8}
