@@ -11,7 +11,7 @@ from topovq import __version__  # noqa: E402
 project, author, release = "topovq", "the topovq authors", __version__
 html_title, html_theme = f"topovq {release}", "furo"
 html_static_path, html_css_files, html_show_copyright = ["_static"], ["style.css"], False
-extensions = ["myst_parser", "sphinx.ext.autodoc", "results", "command", "docstrings"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "results", "picture", "command", "docstrings"]
 exclude_patterns = ["_build", "_ext"]
 myst_heading_anchors = 3
 highlight_language = "text"

@@ -114,7 +114,7 @@ def make_study(name: str, options: Options, say: Callable[[str], None], show: Ca
     if not options.render_only:
         run_missing(options, say)
     table = make_study_table(options)
-    show(FORMATS[options.format](table))
+    show(FORMATS[options.format](prior.asked(table) if name == PRIOR and options.format == "csv" else table))
     figure = draw_study(table)
     return [*write(table, options.out), *(save(figure, options.out, table.name) if figure else [])]
 

@@ -26,9 +26,10 @@ from experiments.paper.claim_list import csv_files
 from experiments.paper.claims import LARGE, levels
 from experiments.paper.groups import SHORT
 from experiments.plots import save
+from experiments.prior import table as prior
 from experiments.runs import Record, Records, Spread, facts, most_seeds
 from experiments.scale import make_scale
-from experiments.specs import CLIENTS, SEEDS, TABLES, Dataset, Options, cells, configs
+from experiments.specs import CLIENTS, PRIOR, SEEDS, TABLES, Dataset, Options, cells, configs
 from experiments.tables import Table, as_csv, lines_as_csv, make_table
 from topovq.neighborhood import LEAST_START, Schedule
 from topovq.storage import write_atomic
@@ -50,8 +51,9 @@ BLOCKS: dict[str, Callable[[TrainConfig], TrainConfig]] = {  # what the authors'
 }
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly
+STUDIES = {CLIENTS: (make_clients, draw_clients), PRIOR: (prior.make_prior_table, prior.draw_prior)}
 PLOTS = (
-    CLIENTS,
+    *STUDIES,
     "initialization",
     "perplexity",
     *TRACED,
@@ -78,10 +80,13 @@ def tables(records: Records) -> Iterator[Table]:
     yield make_scale(Options("faces", seeds=1, **LENGTHS["faces"]), records)
 
 
-def clients(records: Path) -> list[Table]:
-    """The study `clients`, once there are records of it."""
-    folder = records / CLIENTS
-    return [make_clients(Options(runs=folder, records=(), partial=True))] if folder.is_dir() else []
+def studies(records: Path) -> dict[str, Table]:
+    """The tables of the studies that have records in a folder of their own."""
+    return {
+        name: make(Options(runs=records / name, records=(), partial=True))
+        for name, (make, _) in STUDIES.items()
+        if (records / name).is_dir()
+    }
 
 
 def blocks(records: Records) -> list[Line]:
@@ -247,14 +252,16 @@ def _but_for_the_rule(run: Record) -> tuple[object, ...]:
 
 def write_tables(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
     every = Records([records])
-    texts = {table.name: as_csv(table) for table in (*tables(every), *clients(records))}
+    texts = {table.name: as_csv(table) for table in (*tables(every), *studies(records).values())}
     texts |= {"levels": lines_as_csv(levels(every)), "blocks": lines_as_csv(blocks(every))}
     texts |= {"schedules": lines_as_csv(schedules(records)), "decay": lines_as_csv(decays(records))}
     texts |= {"smoothing": lines_as_csv(smoothing(records)), "update-empty": lines_as_csv(update_empty(records))}
     texts |= {name: lines_as_csv(lines) for name, lines in csv_files(records, every).items()}
     for name, text in texts.items():
         write_atomic(docs / "results" / f"{name}.csv", text.encode())
-    return [docs / "results" / f"{name}.csv" for name in texts]
+    looked_at = prior.find_sampled([records / PRIOR])
+    extras = prior.write_extras(records / PRIOR, docs / "results") if looked_at else []
+    return [*(docs / "results" / f"{name}.csv" for name in texts), *extras]
 
 
 def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
@@ -270,11 +277,13 @@ def draw_curves(records: Path = RECORDS, docs: Path = DOCS) -> list[Path]:
                 except FileNotFoundError:
                     if name not in TRACED:  # which may not be run yet
                         raise
-    for table in clients(records):
-        if (figure := draw_clients(table)) is None:
+    for name, table in studies(records).items():
+        if (figure := STUDIES[name][1](table)) is None:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            written.append(put(save(figure, Path(folder), CLIENTS)[0], docs, CLIENTS, "cifar10"))
+            written.append(put(save(figure, Path(folder), name)[0], docs, name, "cifar10"))
+    for name, picture in prior.pictures(records / PRIOR).items():
+        written.append(put(picture, docs, name, "cifar10"))
     return written
 
 

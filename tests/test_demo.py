@@ -98,9 +98,9 @@ def test_the_demo_that_generates(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with Image.open(picture) as image:
         assert min(image.size) > 400
     with Image.open(tmp_path / "samples.png") as image:
-        assert image.size == (10 * 18 + 2, 8 * 18 + 2)
+        assert image.size == (10 * 66 + 2, 8 * 66 + 2)
     assert len(list((tmp_path / "digits").rglob("*.png"))) == 1_797
     assert len(list((tmp_path / "digits" / "val").iterdir())) == 10
     said = capsys.readouterr().out
-    assert re.search(r"bits of an image: \d+ with the prior, 144 as plain tokens", said)
+    assert re.search(r"bits of an image: \d+ with the prior, 112 as plain tokens", said)
     assert f"explore {tmp_path / 'tokenizer'} --prior {tmp_path / 'prior'}" in said.replace("\n", "")

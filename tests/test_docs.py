@@ -59,7 +59,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_tables_have_their_files(page):
     for file, options in TABLE.findall(page.read_text()):
-        there = (DOCS / file.lstrip("/")).exists() or "\n:missing: " in options
+        there = (DOCS / file.lstrip("/")).exists() or "\n:missing:" in options
         assert there, f"{name_of(page)} draws {file}, which is not there"
 
 

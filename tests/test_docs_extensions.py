@@ -33,6 +33,7 @@ def test_numbers_are_numbers_and_empty_values_are_not_there(rows):
 def test_rows_are_chosen_by_their_values(rows):
     assert results.chosen(rows, results.pairs("method=ema,other; K=512")) == rows[:1]
     assert results.chosen(rows, results.pairs(r"way=bf16\, graph")) == rows[:1]
+    assert results.chosen(rows, results.pairs("method=vq; K=512")) == []
     with pytest.raises(ValueError, match="no row has a column 'size'"):
         results.chosen(rows, {"size": "512"})
 
@@ -54,6 +55,10 @@ def test_a_cell_may_show_the_smallest_of_what_was_measured():
     form = "{ms[c]:,.0f} least {ms[a]:.1f} (a) least {ms[b]:.1f} (b) least {ms[absent]:.1f}"
     assert results.cell(form, row, {}) == "9.5 (b)"
     assert results.cell("{ms[x]} least {ms[y]}", row, {}) == ""
+
+
+def test_columns_that_nobody_measured_are_left_out():
+    assert results.measured(["a", "b", "c"], [["1", "", ""], ["", "", "2"]]) == (["a", "c"], [["1", ""], ["", "2"]])
 
 
 def test_rows_are_merged_across_a_column(rows):

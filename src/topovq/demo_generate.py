@@ -5,6 +5,7 @@ The images are the 1,797 handwritten digits of scikit-learn, which everybody can
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
+from topovq.prior.contact import enlarged, sheet
 from topovq.prior.fitting import BIT, fit
-from topovq.prior.generate import draw, open_prior, sheet
+from topovq.prior.generate import draw, open_prior
 from topovq.prior.nearest import find_nearest
 from topovq.prior.settings import PriorConfig
 from topovq.tokenizer.models import Tokenizer
@@ -26,6 +28,8 @@ from topovq.view.pictures import codebook_map
 
 IMAGES, TOKENIZER, PRIOR = "digits", "tokenizer", "prior"
 SIDE, CLASSES, EACH = 16, 10, 8  # pixels of an image, classes, and samples of each
+CODES = 128  # so few images do not fill more
+GUIDANCE = 2.0
 VALIDATED = 10  # one image in so many
 NEAREST = 3  # training images that are shown beside a sample
 PICTURE = "generate.png"
@@ -44,14 +48,16 @@ def demo_generate(out: Path, steps: int = 600) -> Path:
     console.print("3. It draws new images, token by token.")
     pair = open_prior(out / PRIOR, device="cpu")
     labels_N = torch.arange(EACH * CLASSES) % CLASSES
-    samples = pair.decode(draw(pair, len(labels_N), labels_N=labels_N, seed=0))
+    samples = pair.decode(draw(pair, len(labels_N), labels_N=labels_N, guidance=GUIDANCE, seed=0))
     picture = out / PICTURE
     figure = _draw(pair.model, samples, load_digits_of(out / IMAGES / "train"))
     figure.savefig(picture, dpi=90)
-    write_png(out / "samples.png", sheet(samples, CLASSES))
-    console.print(f"bits of an image: {16 * result.best_loss / BIT:.0f} with the prior, {16 * 9} as plain tokens")
+    write_png(out / "samples.png", sheet(enlarged(samples), CLASSES))
+    length, plain = pair.prior.length, math.ceil(math.log2(CODES))
+    bits = f"{length * result.best_loss / BIT:.0f} with the prior, {length * plain} as plain tokens"
+    console.print(f"bits of an image: {bits}")
     for told in (
-        f"topovq sample {out / PRIOR} --label 3 -o {out / 'threes'}",
+        f"topovq sample {out / PRIOR} --label 3 --guidance {GUIDANCE:g} -o {out / 'threes'}",
         f"topovq explore {out / TOKENIZER} --prior {out / PRIOR}",
     ):
         console.print(f"go on: {told}", soft_wrap=True)
@@ -83,7 +89,7 @@ def tokenizer_config(out: Path, steps: int) -> TrainConfig:
         out=out / TOKENIZER,
         image_size=SIDE,
         model_options={"hidden": 48, "stride": 4},
-        codebook_size=512,
+        codebook_size=CODES,
         code_dim=16,
         steps=steps,
         batch_size=32,
@@ -117,12 +123,13 @@ def prior_config(out: Path, steps: int) -> PriorConfig:
 def _draw(model: Tokenizer, samples: Tensor, train: Tensor) -> Figure:
     """The map, the samples, and some samples beside the training images that are nearest to them."""
     figure = Figure(figsize=(15, 6.2), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=[1.5, 1.25, 0.62])
+    left, middle, right = figure.subplots(1, 3, width_ratios=[0.85, 1.6, 0.61])
     chosen = samples[:CLASSES]
     beside = sheet(find_nearest(chosen, [train], NEAREST).beside(chosen), NEAREST + 1)
+    drawn = f"new images, a digit a column (guidance {GUIDANCE:g})"
     for axes, picture, title in (
         (left, codebook_map(model), "the map of the tokenizer: every code decoded"),
-        (middle, sheet(samples, CLASSES).permute(1, 2, 0).numpy(), "new images, a digit a column"),
+        (middle, sheet(samples, CLASSES).permute(1, 2, 0).numpy(), drawn),
         (right, beside.permute(1, 2, 0).numpy(), f"one of each, and the {NEAREST}\nnearest training images"),
     ):
         axes.imshow(picture, interpolation="nearest")

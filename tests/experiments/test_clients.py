@@ -192,8 +192,8 @@ def test_the_runs_need_few_packages() -> None:
 
 
 def test_the_pages_show_it_once_there_are_records(tmp_path: Path) -> None:
-    assert pages.clients(tmp_path) == []
+    assert pages.studies(tmp_path) == {}
     (tmp_path / "clients").mkdir()
     write(tmp_path / "clients", [record(Cell(method="ema"), 20.0)])
-    (table,) = pages.clients(tmp_path)
-    assert [row[4] for row in table.values] == ["ema"]
+    found = pages.studies(tmp_path)
+    assert [row[4] for row in found["clients"].values] == ["ema"]

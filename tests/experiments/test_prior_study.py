@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from experiments.__main__ import main
 from experiments.prior import run as prior_run
 from experiments.prior.books import cached, load, seen_by_priors
 from experiments.prior.cells import Book, Cell, cells, digits, quick_cells
+from experiments.prior.pace import Pace
 from experiments.prior.run import run_cells
-from experiments.prior.table import COLUMNS, draw_prior, make_prior_table, sizes_of, write_extras
+from experiments.prior.table import COLUMNS, asked, draw_prior, make_prior_table, sizes_of, write_extras
 from experiments.prior.tokens import sizes
 from experiments.specs import Options
 from experiments.tables import IncompleteTable, as_csv, markdown
@@ -55,9 +58,44 @@ def test_the_table_has_the_means_over_seeds(tmp_path: Path) -> None:
     assert (ours["best_step"], flat["steps_to_loss"], smoothed["smoothing"]) == ("200", "200", "yes")
     assert smoothed["steps_to_loss"] == ""  # which does not come within 2% of 15
     told = markdown(table)
-    assert "needs fewer bits than row/column, of 1 codebooks: cifar10 KSOM K=262144 by 2.0%" in told
+    assert "needs fewer bits than row/column (or own), of 1 codebooks: cifar10 KSOM K=262144 by 2.0%" in told
     assert "Not measured yet: cifar10 KSOM K=262144 bits 3000 steps" in told
     assert smoothed["curve"] == "100:16.5000 200:15.5000 300:15.6000"
+
+
+def test_what_is_printed_has_a_row_for_each_head_and_no_short_runs(tmp_path: Path) -> None:
+    made = [record(Cell(Book(), smoothing=on, steps=steps), 14.0) for on in (False, True) for steps in (3_000, 1_800)]
+    printed = list(csv.reader(io.StringIO(as_csv(asked(make_prior_table(write(tmp_path, made)))))))
+    assert [row[3:6] for row in printed] == [
+        ["head", "smoothing", "n"],
+        *(["row/column", on, "1"] for on in ("no", "yes")),
+    ]
+    assert ",".join(printed[0]) == ASKED
+
+
+def test_tokenizers_that_were_trained_twice_are_named(tmp_path: Path) -> None:
+    made = [record(Cell(Book()), 14.0, tokens_id="a"), record(Cell(Book(), "flat"), 14.0, tokens_id="b", psnr=25.0)]
+    told = markdown(make_prior_table(write(tmp_path, made)))
+    assert "cifar10 KSOM K=262144 was trained 2 times, to 24.00 and 25.00 dB: not all of its rows have" in told
+
+
+def test_the_pace_is_that_of_runs_alike_and_else_scaled() -> None:
+    cell, flat = Cell(Book(K=16_384)), Cell(Book(K=65_536), "flat")
+    assert Pace([]).seconds(cell) == pytest.approx(3_000 * 0.0155)
+    assert Pace([]).seconds(flat) == pytest.approx(3_000 * (0.0155 + 65_536 * 8e-8))
+    pace = Pace([record(cell, 9.0, seconds=3_000 * 0.031), {"cell": asdict(flat), "failed": "no memory"}])
+    assert pace.seconds(replace(cell, head="row/column shuffled", steps=1_000)) == pytest.approx(31)
+    assert pace.seconds(flat) == pytest.approx(2 * Pace([]).seconds(flat))  # this machine takes twice as long
+    assert pace.all_seconds([cell, replace(cell, seed=1)]) == pytest.approx(2 * 93 + 30)
+
+
+def test_the_runs_need_no_extras() -> None:
+    """A machine with a GPU may have PyTorch and little else."""
+    absent = ("tyro", "rich", "pyarrow", "matplotlib", "skimage", "sklearn", "huggingface_hub")
+    code = f"import sys\nsys.modules.update(dict.fromkeys({absent}))\nimport experiments.prior.run"
+    code += "\nfrom experiments.prior.tokens import _zstd\nprint(_zstd(b'tokens', 6))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr) == ("None\n", "")
 
 
 def test_the_figure_has_sizes_and_curves(tmp_path: Path) -> None:
@@ -90,11 +128,16 @@ def test_the_study_names_every_cell_once_and_the_targets_first() -> None:
     assert {cell.book.K for cell in found} == {512, 16_384, 65_536, 262_144}
     assert {cell.book.codebook for cell in found} == {"KSOM", "EMA-VQ", "vqp", "FSQ", "LFQ"}
     assert Cell.of(json.loads(json.dumps(asdict(found[5])))) == found[5]
+    books = [cell.book for cell in found]
+    assert [cell.seed for cell in found if cell == replace(Cell(Book(), "bits"), seed=cell.seed)] == [0, 1, 2]
+    assert books.index(Book(K=16_384)) == books.count(Book())  # one after the other, with the same tokens
     assert digits(Book(), "bits") == [64, 4096]
     assert np.prod(digits(Book(codebook="FSQ", K=16_384), "own")) == 15_360
 
 
-def test_every_head_runs_and_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_head_runs_and_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     quick = quick_cells()
     shown = [quick[2], quick[-5], quick[-2]]  # row/column, smoothed, FSQ by its own factors
     monkeypatch.setattr(prior_run, "SAMPLED", (shown[0],))
@@ -113,7 +156,16 @@ def test_every_head_runs_and_is_not_run_again(tmp_path: Path, monkeypatch: pytes
     again: list[str] = []
     run_cells(shown, tmp_path, None, say=again.append)
     assert again == []
+    late = replace(shown[0], seed=1)
+    run_cells([late], tmp_path, None, until=0.0, say=again.append)
+    assert again == [f"left out, there is no time: {late.name}", "1 runs are left; the same command goes on with them"]
     assert said[-1] == f"FAILED {replace(shown[0], dim=33).name}: dim=33 must be a multiple of 4 * heads, which is 4"
+    with open(tmp_path / "prior.jsonl", "a") as file:
+        file.write('{"study": "prior", "ce')  # by a process that was killed
+    next_one = replace(shown[0], steps=2)
+    run_cells([next_one], tmp_path, None, cache=tmp_path / "kept", say=said.append)
+    run_cells([next_one], tmp_path, None, say=again.append)
+    assert len(again) == 2  # of `late`: nothing is run twice
     errors, small = write_extras(tmp_path, tmp_path / "tables")
     assert (errors.name, small.name) == ("token-errors-photos.csv", "compression-photos.csv")
     told = list(csv.DictReader(errors.read_text().splitlines()))
@@ -122,9 +174,22 @@ def test_every_head_runs_and_is_not_run_again(tmp_path: Path, monkeypatch: pytes
     assert forms["prior"] == pytest.approx(min(row["bits"] for row in records[0]["rows"]) / 16, rel=1e-4)
     monkeypatch.chdir(tmp_path)
     main(["prior", "--quick", "--render-only", "--records", str(tmp_path), "--out", "made", "--format", "csv"])
+    assert capsys.readouterr().out.splitlines()[0] == ASKED
     rows = list(csv.DictReader((tmp_path / "made" / "prior-photos.csv").read_text().splitlines()))
     assert [bool(row["images_per_second"]) for row in rows] == [True, False, False]
     assert "32 samples of photos KSOM K=64 row/column took" in (tmp_path / "made" / "prior-photos.md").read_text()
+
+
+def test_a_cell_counts_as_done_when_its_samples_were_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    cell = replace(quick_cells()[2], steps=2)
+    monkeypatch.setattr(prior_run, "SAMPLED", (cell,))
+    monkeypatch.setattr(prior_run, "look_at", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell], tmp_path, None, cache=tmp_path / "kept")
+    assert not (tmp_path / "prior.jsonl").exists()
 
 
 def test_every_form_has_its_own_psnr() -> None:

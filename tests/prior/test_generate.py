@@ -16,8 +16,9 @@ from tiny_prior import tiny_prior
 import topovq
 from topovq.cli import main
 from topovq.prior import Prior
+from topovq.prior.contact import enlarged, sheet
 from topovq.prior.fitting import fit
-from topovq.prior.generate import _copies, complete, draw, kept_steps, open_prior, sample, sheet
+from topovq.prior.generate import _copies, complete, draw, kept_steps, open_prior, sample
 from topovq.prior.nearest import find_nearest
 from topovq.prior.settings import unfinished
 from topovq.tokenizer.tokenfile import model_of, read_tokens
@@ -41,7 +42,7 @@ def test_samples_are_of_their_class(run: Path, labeled: Path, tmp_path: Path) ->
     for name, color in mean.items():  # the class whose images, once decoded, are nearest in color is its own
         away = {c: abs(color - image[0].double().mean((1, 2)).numpy()).sum() for c, image in decoded.items()}
         assert min(away, key=away.get) == name.split("/")[0], (name, away)
-    assert pixels(shown).shape == (2 * 18 + 2, 4 * 18 + 2, 3)
+    assert pixels(shown).shape == (2 * 66 + 2, 4 * 66 + 2, 3)  # images of 16 pixels, enlarged to 64
     tokens = tmp_path / "new" / "tokens.parquet"
     assert model_of(tokens) == open_prior(labeled).prior.tokenizer
     decode(run, tokens, tmp_path / "decoded", device="cpu")
@@ -59,8 +60,8 @@ def test_seeds_and_batches(labeled: Path) -> None:
 def test_a_completed_image_keeps_its_upper_half(run: Path, labeled: Path, tmp_path: Path) -> None:
     data = Path(read_record(run / "record.jsonl")[0]["data"])
     picture = pixels(complete(labeled, data / "val" / "red" / "0.png", tmp_path / "all.png", number=3, device="cpu"))
-    assert picture.shape == (20, 5 * 18 + 2, 3)
-    original, kept, *drawn = (picture[2:18, 2 + 18 * i : 18 + 18 * i] for i in range(5))
+    assert picture.shape == (68, 5 * 66 + 2, 3)
+    original, kept, *drawn = (picture[2:66:4, 2 + 66 * i : 66 + 66 * i : 4] for i in range(5))
     assert (kept[:8] == original[:8]).all()
     assert (kept[8:] == 255).all()
     for each in drawn:  # the tokens of the upper half are the same; the decoder looks around
@@ -103,6 +104,13 @@ def test_a_sheet_of_three_images_by_hand() -> None:
     assert sheet(images)[0, 2].tolist() == rows[0]
     assert sheet(images)[0, 5].tolist() == rows[1]
     assert sheet(images).shape == (1, 8, 8)
+
+
+def test_small_images_are_enlarged_by_a_whole_factor() -> None:
+    images = torch.arange(12, dtype=torch.uint8).view(1, 1, 3, 4)
+    assert enlarged(images).shape == (1, 1, 48, 64)
+    assert torch.equal(enlarged(images)[:, :, 5::16, 15::16], images)
+    assert enlarged(torch.zeros(1, 3, 65, 65)).shape == (1, 3, 65, 65)
 
 
 def end_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -267,10 +275,10 @@ def test_samples_beside_their_nearest_training_images(run: Path, labeled: Path, 
     assert code == 0, said
     assert "the least distance of these 16 is 0.0 of 255" in " ".join(said.split())
     picture = pixels(tmp_path / "new" / "nearest.png")
-    assert picture.shape == (16 * 18 + 2, 4 * 18 + 2, 3)
-    row = picture[18 + 2 : 18 + 18]
-    assert (row[:, 2:18] == pixels(first / "images" / "green" / "00001.png")).all()
-    assert (row[:, 20:36] == row[:, 2:18]).all()
+    assert picture.shape == (16 * 66 + 2, 4 * 66 + 2, 3)
+    row = picture[66 + 2 : 66 + 66]
+    assert (row[::4, 2:66:4] == pixels(first / "images" / "green" / "00001.png")).all()
+    assert (row[:, 68:132] == row[:, 2:66]).all()
     assert "nearest.png" in json.loads((tmp_path / "new" / "samples.json").read_text())["files"]
     # Crops that are drawn without end: those that the prior would have learned from.
     found = sample(labeled, 2, tmp_path / "crops", device="cpu", nearest="photos").nearest

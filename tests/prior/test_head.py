@@ -166,8 +166,12 @@ def test_what_does_not_fit_is_refused():
         MapHead(8, Grid((4, 6)), splits=[(4,), (2, 2)])
     with pytest.raises(ValueError, match="needs one an axis"):
         MapHead(8, Grid((4, 6)), splits=[(4,)])
+    with pytest.raises(ValueError, match="the split 4 must be ints whose product is at least the axis, 4"):
+        MapHead(8, Grid((4, 6)), splits=(4, 6))
     with pytest.raises(ValueError, match="has 4 axes"):
         MapHead(8, Grid((2, 2, 2, 2)))
+    with pytest.raises(ValueError, match="dim=0 must be an int of at least 1"):
+        MapHead(0, Grid((4, 6)))
     for name, value in (
         *(("temperature", value) for value in (-1.0, math.nan, math.inf)),
         *(("top_p", value) for value in (0.0, 1.5, math.nan)),
@@ -177,6 +181,28 @@ def test_what_does_not_fit_is_refused():
             make("plane").sample(hidden(1, 8), without=hidden(1, 8), **{name: value})
     with pytest.raises(ValueError, match=r"guidance=2.0 needs without="):
         make("plane").sample(hidden(1, 8), guidance=2.0)
+
+
+@pytest.mark.parametrize("kind", [MapHead, FlatHead])
+def test_tokens_that_do_not_fit_the_hidden_states_are_refused(kind):
+    head, h, tokens = make("plane", kind), hidden(2, 8), torch.tensor([1, 23])
+    for width in (None, 1.0):
+        assert head.loss(h, tokens.int(), width=width).isfinite()
+        with pytest.raises(ValueError, match=r"hidden states \(2, 8\) do not fit tokens \(1,\): \(1, 8\) is expected"):
+            head.loss(h, tokens[:1], width=width)
+        with pytest.raises(TypeError, match=r"tokens must be integers, got torch.float32"):
+            head.loss(h, tokens.float(), width=width)
+        with pytest.raises(ValueError, match="token 24 is out of range: expected 0 to 23"):
+            head.loss(h, tokens + 1, width=width)
+
+
+@pytest.mark.parametrize("kind", [MapHead, FlatHead])
+@pytest.mark.parametrize("token", [-1, 24])
+def test_a_token_that_is_no_code_stops_a_compiled_loss(kind, token):
+    """Compiled, and on a GPU, nothing is checked beforehand: the token must not pass for another."""
+    loss = torch.compile(make("plane", kind).loss, backend="eager")
+    with pytest.raises(IndexError, match="out of bounds"):
+        loss(hidden(1, 8), torch.tensor([token]))
 
 
 @pytest.mark.parametrize("kind", [MapHead, FlatHead])

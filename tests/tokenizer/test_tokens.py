@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from topovq.tokenizer import tokens
 from topovq.tokenizer.models import VQVAE, VQVAE2, Tokenizer
 from topovq.tokenizer.tokenfile import model_of, open_writer, read_tokens, shard_path, token_files
 from topovq.tokenizer.tokens import decode, encode, image_name
@@ -135,6 +137,21 @@ def test_large_codebooks_keep_their_numbers(tmp_path: Path) -> None:
         ((names, (read,)),) = read_tokens(tmp_path / f"t{suffix}", 8)
         assert names == ["größe/ä.png"]
         assert torch.equal(read, tokens)
+
+
+def test_images_are_written_at_once_and_a_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the disk, so that one after the other takes several times as long."""
+    images = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
+    tokens.write_pngs(tmp_path, [f"{n}.png" for n in range(6)], images)
+    assert [np.asarray(Image.open(tmp_path / f"{n}.png")).item() for n in range(6)] == list(range(6))
+    others = threading.Barrier(6, timeout=10)
+    monkeypatch.setattr(tokens, "write_png", lambda path, image: others.wait())
+    tokens.write_pngs(tmp_path, [f"{n}.png" for n in range(6)], images)  # each waits for all the others
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="File exists"):
+        tokens.write_pngs(tmp_path / "0.png", ["1.png"], images[:1])
+    with pytest.raises(ValueError, match="there are 6 images for 1 names"):
+        tokens.write_pngs(tmp_path, ["1.png"], images)
 
 
 def test_names_stay_inside_the_output_folder() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from topovq.distributed import pick_device
 from topovq.prior.choosing import check_drawing, check_drawn
+from topovq.prior.contact import WHITE, enlarged, sheet
 from topovq.prior.corpus import training_images
 from topovq.prior.nearest import Nearest, find_nearest
 from topovq.prior.transformer import Prior
@@ -23,7 +24,7 @@ from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer, check_name, codes_of, load_pretrained
 from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.tokenfile import open_writer
-from topovq.tokenizer.tokens import image_name, write_png
+from topovq.tokenizer.tokens import image_name, write_png, write_pngs
 from topovq.tokenizer.training import open_data
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
@@ -33,8 +34,6 @@ TOKENS, SHEET, IMAGES, NEAREST = "tokens.parquet", "sheet.png", "images", "neare
 MOST_SHOWN = 400  # images on the contact sheet
 MOST_BESIDE = 16  # samples that are shown beside the training images nearest to them
 BESIDE = 3  # ... of which so many
-GAP = 2  # pixels between them
-WHITE = 255
 
 
 @dataclass(frozen=True)
@@ -201,16 +200,15 @@ def sample(
                 part = tokens_NT[first : first + batch_size]
                 writer.write(files[first : first + batch_size], pair.prior.to_levels(part))
                 pixels_BCHW = pair.decode(part.to(pair.device))
-                for name, image_CHW in zip(files[first : first + batch_size], pixels_BCHW):
-                    write_png(out / IMAGES / name, image_CHW)
+                write_pngs(out / IMAGES, files[first : first + batch_size], pixels_BCHW)
                 shown_NCHW.append(pixels_BCHW[: max(0, MOST_SHOWN - first)])
         columns = len(names) if names and chosen is None and 2 <= len(names) <= 20 else None
-        write_png(out / SHEET, sheet(torch.cat(shown_NCHW), columns))
+        write_png(out / SHEET, sheet(enlarged(torch.cat(shown_NCHW)), columns))
         if train is None:
             return Sampled(out / SHEET)
         samples = torch.cat(shown_NCHW)[:MOST_BESIDE]
         found = _nearest(pair, samples, train, Path(folder), progress)
-    write_png(out / NEAREST, sheet(found.beside(samples), found.images.shape[1] + 1))
+    write_png(out / NEAREST, sheet(enlarged(found.beside(samples)), found.images.shape[1] + 1))
     return Sampled(out / SHEET, found, _copies(pair, tokens_NT[:MOST_BESIDE], found))
 
 
@@ -281,7 +279,7 @@ def complete(
     kept = original.clone()
     kept[:, :, round(keep * kept.shape[2]) :] = WHITE
     completed = pair.decode(drawn_NT.to(pair.device))
-    write_png(out, sheet(torch.cat([original, kept, completed]), number + 2))
+    write_png(out, sheet(enlarged(torch.cat([original, kept, completed])), number + 2))
     return out
 
 
@@ -307,16 +305,3 @@ def kept_steps(prior: Prior, keep: float) -> Tensor:
         rows = (torch.arange(height) + 0.5) / height < keep
         parts.append(rows.repeat_interleave(math.prod(rest)))
     return torch.cat(parts)
-
-
-def sheet(images_NCHW: Tensor, columns: int | None = None) -> Tensor:
-    """Images side by side on white, in rows of `columns` (as many as there are rows, if not given): uint8 [C, H, W]."""
-    number, channels, height, width = images_NCHW.shape
-    columns = min(columns or math.ceil(math.sqrt(number)), number)
-    rows = math.ceil(number / columns)
-    shape = (channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP)
-    whole = torch.full(shape, WHITE, dtype=torch.uint8)
-    for i, image in enumerate(images_NCHW):
-        top, left = i // columns * (height + GAP) + GAP, i % columns * (width + GAP) + GAP
-        whole[:, top : top + height, left : left + width] = image
-    return whole

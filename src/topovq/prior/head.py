@@ -55,8 +55,11 @@ class Head(nn.Module):
                 f"splits={splits!r} has {len(splits)} entries; the grid {self.grid.shape} needs one an axis"
             )
         for side, sizes in zip(self.grid.shape, splits):
-            if not sizes or not all(type(n) is int and n >= 1 for n in sizes) or math.prod(sizes) < side:
+            digits = list(sizes) if isinstance(sizes, Sequence) else []
+            if not digits or not all(type(n) is int and n >= 1 for n in digits) or math.prod(digits) < side:
                 raise ValueError(f"the split {sizes!r} must be ints whose product is at least the axis, {side}")
+        if type(dim) is not int or dim < 1:
+            raise ValueError(f"dim={dim!r} must be an int of at least 1: the width of the hidden states")
         self.dim, self.splits = dim, tuple(map(tuple, splits))
         self.factors: tuple[int, ...] = tuple(n for sizes in self.splits for n in sizes)
         self.gaps = math.prod(self.factors) > self.grid.size  # whether some digits together are no code's
@@ -74,15 +77,29 @@ class Head(nn.Module):
     # Tokens and their digits
 
     def digits(self, tokens: Tensor) -> Tensor:
-        """Tokens int64 [...] -> their digits [..., F]."""
+        """Tokens int64 [...] -> their digits [..., F]. Of a token that is no code the first is out of range, too: so
+        the loss stops where nothing is checked here, on a GPU."""
         check_range("token", tokens, self.size)
         found: list[Tensor] = []
-        for side, sizes in zip(reversed(self.grid.shape), reversed(self.splits)):
-            along, tokens = tokens % side, tokens // side
-            for n in reversed(sizes):
+        for axis in reversed(range(self.grid.ndim)):
+            side, sizes = self.grid.shape[axis], self.splits[axis]
+            along, tokens = (tokens % side, tokens // side) if axis else (tokens, tokens)
+            for n in reversed(sizes[1:]):
                 found.append(along % n)
                 along = along // n
+            found.append(along)
         return torch.stack(found[::-1], -1)
+
+    def _fitting(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Tokens as int64, if there is one for each hidden state."""
+        if tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
+            raise TypeError(f"tokens must be integers, got {tokens.dtype}")
+        if hidden.shape != (*tokens.shape, self.dim):
+            expected = (*tokens.shape, self.dim)
+            raise ValueError(
+                f"hidden states {tuple(hidden.shape)} do not fit tokens {tuple(tokens.shape)}: {expected} is expected"
+            )
+        return tokens.long()
 
     def tokens(self, digits: Tensor) -> Tensor:
         """Digits int64 [..., F] -> the tokens [...]."""
@@ -115,7 +132,7 @@ class Head(nn.Module):
 
     def log_probs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """log p(token | h) in nats, float32 [...], of hidden states [..., D] and tokens int64 [...]."""
-        digits = self.digits(tokens)
+        digits = self.digits(self._fitting(hidden, tokens))
         found = []
         for factor in range(len(self.factors)):
             logits = self.factor_logits(hidden, digits[..., :factor])
@@ -130,6 +147,8 @@ class Head(nn.Module):
         if width is None:
             return -self.log_probs(hidden, tokens).mean()
         _check_width(width)
+        tokens = self._fitting(hidden, tokens)
+        check_range("token", tokens, self.size)
         return self.smoothed(hidden, tokens, torch.as_tensor(width, device=hidden.device)).mean()
 
     def smoothed(self, hidden: Tensor, tokens: Tensor, width: Tensor) -> Tensor:
@@ -139,7 +158,7 @@ class Head(nn.Module):
     def distributions(self, hidden: Tensor, tokens: Tensor) -> list[Tensor]:
         """What an entropy coder needs to write `tokens`: for each factor its probabilities [..., n], given the digits
         before. To read them back, take `factor_logits` digit by digit."""
-        digits = self.digits(tokens)
+        digits = self.digits(self._fitting(hidden, tokens))
         return [self.factor_logits(hidden, digits[..., :f]).softmax(-1) for f in range(len(self.factors))]
 
     def all_log_probs(self, hidden: Tensor) -> Tensor:

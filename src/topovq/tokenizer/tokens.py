@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -34,6 +35,8 @@ from topovq.tokenizer.tokenfile import (
 )
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.runs import model_folder
+
+WRITERS = 16  # threads that write images
 
 
 @dataclass(frozen=True)
@@ -180,8 +183,7 @@ class Decoder:
         ):
             there = [level.to(self.device) for level in levels]
             pixels = self.model.decode(there[0] if len(there) == 1 else tuple(there))
-            for name, image_CHW in zip(names, pixels.cpu(), strict=True):
-                write_png(out / image_name(name), image_CHW)
+            write_pngs(out, names, pixels.cpu())
             done += len(names)
         return done
 
@@ -276,6 +278,15 @@ def _check_levels(
                 f"{path} holds tokens from {int(level.min())} to {int(level.max())}; the model's codes are "
                 f"0 to {codebook_size - 1}"
             )
+
+
+def write_pngs(out: Path, names: Sequence[str], images_NCHW: Tensor) -> None:
+    """Write images below `out`. Several threads do: most of the time one waits for the disk."""
+    if len(names) != len(images_NCHW):
+        raise ValueError(f"there are {len(images_NCHW)} images for {len(names)} names")
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for _ in pool.map(write_png, [out / image_name(name) for name in names], images_NCHW):
+            pass
 
 
 def write_png(path: Path, image_CHW: Tensor) -> None:

@@ -248,6 +248,10 @@ def test_what_is_not_painted_out_stays(client: TestClient) -> None:
     assert len(client.post("/api/draw", json={"number": 2}).json()["images"]) == 2
     refused(client.post("/api/draw", json={**asked, "label": 3}), 422, "no class 3; it has 3, counted from 0")
     refused(client.post("/api/draw", json={**asked, "temperature": -1}), 422, "temperature")
+    guided = client.post("/api/draw", json={**asked, "guidance": 9}).json()["images"]
+    assert guided[0]["tokens"] != first["tokens"]
+    refused(client.post("/api/draw", json={"guidance": 2}), 422, "guidance 2 needs a label")
+    refused(client.post("/api/draw", json={**asked, "guidance": 11}), 422, "guidance")
     refused(client.post("/api/draw", json={**asked, "number": 65}), 422, "number")
     refused(client.post("/api/draw", json={**asked, "painted": [[True]]}), 422, "painted must be 8 rows of 8")
     refused(client.post("/api/draw", json={**asked, "tokens": tokens[:1]}), 422, "tokens of 1 maps were sent")

@@ -47,7 +47,9 @@ def test_paint_out_complete_and_draw(open_page: Callable[..., Page], runs: list[
         complete.click()
         expect(page.locator("#drawn li")).to_have_count(5)
         expect(page.locator("#status")).to_contain_text("5 completions")
+        expect(page.get_by_label("Guidance")).to_be_hidden()  # there is no class to follow
         page.get_by_label("Class").select_option("dog")
+        page.get_by_label("Guidance").fill("2")
         page.get_by_role("button", name="Draw new images").click()
         expect(page.locator("#status")).to_contain_text("5 new images")
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)

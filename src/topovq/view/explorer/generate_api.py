@@ -38,6 +38,8 @@ def add_generator(app: FastAPI, study: Study, pair: Pair, in_turn: InTurn, check
         """New images, or completions of an image: the tokens that were painted out are drawn, the others stay."""
         if request.label is not None and request.label >= prior.classes:
             raise ApiError(422, f"the prior has no class {request.label}; it has {prior.classes}, counted from 0")
+        if request.guidance != 1 and request.label is None:
+            raise ApiError(422, f"guidance {request.guidance:g} needs a label: it is the class that is followed")
         known_T = None
         if request.tokens is not None:
             planes = checked(request.tokens, study)
@@ -52,6 +54,7 @@ def add_generator(app: FastAPI, study: Study, pair: Pair, in_turn: InTurn, check
                 labels_N=labels_N,
                 temperature=request.temperature,
                 top_p=request.top_p,
+                guidance=request.guidance,
                 seed=request.seed,
                 known_T=known_T,
             )

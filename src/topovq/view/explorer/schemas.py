@@ -159,6 +159,7 @@ class Draw(Strict):
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     label: Annotated[int | None, Field(ge=0, description="number of a class; without one, any")] = None
+    guidance: Annotated[float, Field(ge=0, le=10, description="above 1 follows the label more closely")] = 1.0
 
 
 class Drawn(BaseModel):

@@ -109,7 +109,7 @@ function settings() {
     seed: Number($("seed").value),
     temperature: Number($("temperature").value),
     top_p: Number($("top-p").value),
-    label: label === "" ? null : Number(label),
+    ...(label === "" ? {} : { label: Number(label), guidance: Number($("guidance").value) }),
   };
 }
 
@@ -166,6 +166,7 @@ async function begin() {
   document.title = `${prior.run}: generate`;
   if (prior.classes.length) {
     $("classes").hidden = false;
+    $("label").addEventListener("change", () => ($("follow").hidden = $("label").value === ""));
     $("label").append(new Option("any", ""), ...prior.classes.map((name, number) => new Option(name, number)));
   }
   images.begin(info);
