@@ -59,6 +59,7 @@ STEP, SEARCH, ORDERED = "fwd+bwd+update", "assignment", "assignment, ordered cod
 RUNS = ("eager", "compiled", "reduce-overhead", "graph")
 COMPILED = RUNS[1:3]
 RECOMMENDED = "ride"
+FIRST = ("topovq", "plain-torch")  # the others are slow
 LAST_COMPILATION = 25.0  # seconds before the limit: one that starts later would not end before it
 
 
@@ -220,10 +221,10 @@ def run_cuda(arguments: argparse.Namespace, began: float) -> Table:
     print(f"{time.perf_counter() - began:.0f} s until the first row", flush=True)
     bench = Bench(table, device, began + arguments.limit, ceilings())
     print("{:.2f} TB/s copy, {:.0f} TFLOP/s bf16".format(*(value / 1e12 for value in bench.ceiling)), flush=True)  # type: ignore[union-attr]
-    for shape, runs in stages(arguments):
-        made = {name: make for name, make in layers(*shape[1:]).items() if name[0] in arguments.libraries}
+    for shape, runs, libraries in stages(arguments):
+        made = {name: make for name, make in layers(*shape[1:]).items() if name[0] in libraries}
         print("N={:,} K={:,} d={}".format(*shape), flush=True)
-        if "eager" in runs and arguments.check != "none" and bench.in_time(f"all of {shape}"):
+        if "eager" in runs and "topovq" in libraries and arguments.check != "none" and bench.in_time(f"all of {shape}"):
             check(*shape)
         for name, make in made.items():
             if not timed(shape, *name):
@@ -232,7 +233,7 @@ def run_cuda(arguments: argparse.Namespace, began: float) -> Table:
             bench.layer(name, make, shape, wanted)
             torch.cuda.empty_cache()
         if "eager" in runs:
-            alone(bench, shape, arguments.libraries)
+            alone(bench, shape, libraries)
     if bench.left:
         print(
             f"left out by --limit {arguments.limit:.0f}: {len(bench.left)} rows, from {bench.left[0]} on; start again"
@@ -266,16 +267,21 @@ def alone(bench: Bench, shape: Shape, libraries: list[str]) -> None:
             torch.cuda.empty_cache()
 
 
-def stages(arguments: argparse.Namespace) -> Iterator[tuple[Shape, list[str]]]:
-    """What is done in turn: the common shapes, those of them that are compiled, and the large ones."""
+def stages(arguments: argparse.Namespace) -> Iterator[tuple[Shape, list[str], list[str]]]:
+    """What is done in turn, (shape, runs, libraries): this library beside plain torch; what is compiled; the others."""
     plain = [run for run in arguments.runs if run not in COMPILED]
     slow = [run for run in arguments.runs if run in COMPILED]
+    first = [library for library in arguments.libraries if library in FIRST]
+    others = [library for library in arguments.libraries if library not in FIRST]
     shapes = arguments.shapes or [*COMMON, *LARGE]
-    for part in ([shape for shape in shapes if shape not in LARGE], [shape for shape in shapes if shape in LARGE]):
-        for runs in (plain, slow):
-            for shape in part:
-                if runs and (runs is plain or arguments.shapes or shape in COMMON):
-                    yield shape, runs
+    to_compile = arguments.shapes or COMMON
+    for runs, libraries, some in (
+        (plain, first, shapes),
+        (slow, arguments.libraries, to_compile),
+        (plain, others, shapes),
+    ):
+        if runs and libraries:
+            yield from ((shape, runs, libraries) for shape in some)
 
 
 def run_cpu(arguments: argparse.Namespace) -> Table:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 MOST_SECONDS = 2.0  # a step slower than this is timed once
-STRETCHES = 7
+SLOW_SECONDS = 0.05  # a step slower than this is timed in few stretches
+STRETCHES, FEW = 7, 3
 
 
 def finish(device: torch.device) -> None:
@@ -33,9 +34,9 @@ def wall_ms(call: Callable[[], object], device: torch.device, seconds: float = 0
     once = time.perf_counter() - start
     if once > MOST_SECONDS:
         return once * 1e3
-    calls = max(3, min(100, int(seconds / STRETCHES / once)))
+    calls = max(1, min(100, int(seconds / STRETCHES / once)))
     stretches = []
-    for _ in range(STRETCHES):
+    for _ in range(STRETCHES if once < SLOW_SECONDS else FEW):
         start = time.perf_counter()
         for _ in range(calls):
             call()
