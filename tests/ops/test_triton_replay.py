@@ -89,6 +89,19 @@ def test_known_keys_are_forgotten_when_there_are_many(monkeypatch):
 
 
 @on_a_gpu
+def test_a_version_that_launches_otherwise_runs_the_body(monkeypatch):
+    monkeypatch.setattr(replay, "_known", {})
+    a = noise(50, 1)[:, 0].to(DEVICE)
+    runs: list[int] = []
+    replayed("other", (a, a), add_twice, 0.5, runs)
+    (known,) = replay._known.values()
+    known.launches = [(lambda: None, *launch[1:]) for launch in known.launches]  # which takes no arguments
+    for _ in range(2):
+        torch.testing.assert_close(replayed("other", (a, a), add_twice, 0.5, runs)[0], 2 * a)
+    assert len(runs) == 3
+
+
+@on_a_gpu
 def test_a_cuda_graph_takes_what_is_run_again(monkeypatch):
     monkeypatch.setattr(replay, "_known", {})
     a = noise(50, 1)[:, 0].to(DEVICE)

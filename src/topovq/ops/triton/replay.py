@@ -126,8 +126,11 @@ def replayed(
             return replayed(key, inputs, body, *arguments)
     key = (device, key)
     known = _known.get(key)
-    if known is not None and (outputs := known(inputs)) is not None:
-        return outputs
+    try:
+        if known is not None and (outputs := known(inputs)) is not None:
+            return outputs
+    except TypeError:  # a version of Triton that launches otherwise, and has launched nothing yet
+        _known[key] = None
     work = Work(inputs)
     outputs = body(work, *inputs, *arguments)
     if key not in _known and not any(each.data_ptr() % ALIGNED for each in inputs if each is not None):
@@ -135,6 +138,6 @@ def replayed(
             _known.clear()
         try:
             _known[key] = Replay(work, outputs, device)
-        except (LookupError, AttributeError):  # or another version of Triton, which launches otherwise
+        except (LookupError, AttributeError):  # or a version of Triton that knows other names
             _known[key] = None
     return outputs
