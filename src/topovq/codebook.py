@@ -54,6 +54,7 @@ from topovq.ops.use import follow_use
 from topovq.state import CodebookState
 
 COUNT_SMOOTHINGS = ("carried", "copy")
+BUFFERS = ("sums", "counts", "hits", "idle", "step", "skipped", "frozen")  # what State has beside the codes
 USUAL_DECAY = 0.99  # of the figures, where decay = 1 would never change them
 
 
@@ -162,7 +163,8 @@ class Codebook(CodebookState):
     def begin(self, x_ND: Tensor, keep_N: Tensor | None, learns: bool) -> Turn:
         """Before the search: codes that have no start take it from these vectors, of which `keep_N` leaves some out."""
         self.settle()
-        moves, valid_N = learns and not in_backward(), None
+        backward = learns and in_backward()
+        moves, valid_N = learns and not backward, None
         if moves:
             if not self.is_initialized:
                 self.start(x_ND, keep_N)
@@ -171,7 +173,7 @@ class Codebook(CodebookState):
                 valid_N = valid_N if keep_N is None else valid_N & keep_N
             if may_be_recomputed():
                 self.recall.remember(self.codes, self.step, x_ND)
-        again = learns and in_backward() and self.recall.forwards  # then it sees what the first forward saw
+        again = backward and self.recall.forwards  # then it sees what the first forward saw
         codes_KD, step = self.recall.again(x_ND) if again else (self.codes, self.step)
         far = None
         if learns and self.ema_update and x_ND.shape[0] == 1:
@@ -258,9 +260,8 @@ class Codebook(CodebookState):
             return
         if self.received is not None:
             self._follow_weight(self.received, counts_K)
-        state = State(
-            self.codes, self.sums, self.counts, self.hits, self.idle, self.step, self.skipped, self.frozen
-        )  # fmt: skip
+        buffers = self._buffers  # an attribute that is a buffer takes the host longer
+        state = State(self.codes, *[buffers[name] for name in BUFFERS])  # type: ignore[arg-type]  # none is None here
         carried = self.count_smoothing == "carried"
         revive = self.ride and not self.dead_threshold
         rule = Rule(self.decay, self.eps, self.update_empty, carried, self.unit_length, self.ride, revive)

@@ -94,7 +94,7 @@ class CodebookState(nn.Module):
         """Statistics become float32 again, and a start that the loaded codes had is known. Cheap once that is so."""
         if torch.compiler.is_exporting():
             return
-        if self.codes.dtype in HALF or self.hits.dtype in HALF:
+        if self.codes.dtype in HALF or self._buffers["hits"].dtype in HALF:  # type: ignore[union-attr]
             evaluates = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
             with torch.inference_mode(False) if evaluates else nullcontext():  # what is made within cannot be trained
                 self._make_float32()

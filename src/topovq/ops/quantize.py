@@ -53,17 +53,18 @@ def quantize(
     """
     check_metric(metric)
     check_precision(precision)
-    codes_KD = codes_KD.detach()
+    if codes_KD.requires_grad:
+        codes_KD = codes_KD.detach()
     if torch.compiler.is_exporting() and not stats:
         from topovq.ops.exported import quantize_exported
 
         return Choice(*quantize_exported(x_ND, codes_KD, nearest(x_ND, codes_KD, metric), keep_N))
-    arguments = (x_ND, codes_KD, keep_N, metric, precision, stats, learns)
+    others = (codes_KD, keep_N, metric, precision, stats, learns)
     if plain(x_ND, codes_KD):
         rest: list[Tensor] = []
-        q_ND, error = _Direct.apply(rest, *arguments)  # type: ignore[no-untyped-call]  # of torch
+        q_ND, error = _Direct.apply(x_ND, others, rest)  # type: ignore[no-untyped-call]  # of torch
         return Choice(q_ND, error, *rest)
-    return Choice(*(_by_torch if transformed() else _quantize)(*arguments)[:6])
+    return Choice(*(_by_torch if transformed() else _quantize)(x_ND, *others)[:6])
 
 
 def _compute(
@@ -205,15 +206,18 @@ torch.library.register_autograd("topovq::quantize", _backward, setup_context=_sa
 
 
 class _Direct(torch.autograd.Function):
-    """The same without the dispatch of an operation: q and error, and in the list `rest` what has no gradient."""
+    """The same without the dispatch of an operation: q and error, and in the list `rest` what has no gradient.
+
+    What autograd need not see is in one tuple: it looks at every argument.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rest: list[Tensor], *inputs: Any) -> tuple[Tensor, ...]:
-        output = _compute(*inputs)
-        _save(ctx, inputs, output)
+    def forward(ctx: Any, x_ND: Tensor, others: tuple[Any, ...], rest: list[Tensor]) -> tuple[Tensor, ...]:
+        output = _compute(x_ND, *others)
+        _save(ctx, (x_ND,), output)
         rest.extend(output[2:6])
         return output[:2]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return None, *_backward(ctx, *grads)
+        return _backward(ctx, *grads)[:3]

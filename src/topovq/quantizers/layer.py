@@ -98,13 +98,14 @@ class Layer(Layout, Quantizer):
             refuse_arguments(type(self).__name__ + ".forward", unsupported, FORWARD_ADVICE, self.forward)
         if topk is not None:
             return closest(self, x, mask, lens, topk)
-        follows = self.codebook_of(0).ema_update
-        if ema_update and not follows:
-            raise ValueError(
-                "ema_update=True: this layer (ema_update=False, or decay=1) has no running means to update"
-            )
-        freeze_codebook = True if ema_update is False and follows else freeze_codebook
-        ask = self._ask(freeze_codebook, sample_codebook_temp)._replace(weight=ema_update_weight)
+        if ema_update is not None:
+            follows = self.codebook_of(0).ema_update
+            if ema_update and not follows:
+                raise ValueError(
+                    "ema_update=True: this layer (ema_update=False, or decay=1) has no running means to update"
+                )
+            freeze_codebook = freeze_codebook if ema_update or not follows else True
+        ask = self._ask(freeze_codebook, sample_codebook_temp, ema_update_weight)
         with self.accumulate() if accum_ema_update else nullcontext():
             quantized, parts = self._forward(x, mask, lens, ask)
         return (*quantized, breakdown(parts)) if return_loss_breakdown else quantized
@@ -121,10 +122,11 @@ class Layer(Layout, Quantizer):
         ask = self._ask(freeze_codebook, sample_codebook_temp)
         return self._forward(x, mask, None, ask._replace(chosen=chosen))[0]
 
-    def _ask(self, freeze_codebook: bool | None, temperature: float | None) -> Ask:
+    def _ask(self, freeze_codebook: bool | None, temperature: float | None, weight: WeightLike = None) -> Ask:
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
         temperature = self.extras.sample_codebook_temp if temperature is None else temperature
-        return Ask(frozen, temperature if self.training and self.extras.stochastic_sample_codes else 0.0)
+        drawn = self.training and self.extras.stochastic_sample_codes
+        return Ask(frozen, temperature if drawn else 0.0, weight=weight)
 
     def update_indices(self, x: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
         """One update, in training mode, as if `forward` had chosen these codes for x; -1 leaves a vector out."""
@@ -154,11 +156,12 @@ class Layer(Layout, Quantizer):
             refuse_transforms(type(self).__name__)
             refuse_onnx(type(self).__name__)
 
+        # Each view that changes nothing would cost the host time, and the backward pass one more step.
+        flat = z.ndim == 2 and self.heads == 1
         if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
             keep = None if keep_N is None else keep_N.repeat_interleave(self.heads)
-            ask = ask._replace(chosen=None if chosen_NH is None else chosen_NH.flatten())
-            # Each view that changes nothing would cost the backward pass one more step.
-            x_ND = z if z.ndim == 2 and self.heads == 1 else z.reshape(-1, self.codebook_dim)
+            ask = ask if chosen_NH is None else ask._replace(chosen=chosen_NH.flatten())
+            x_ND = z if flat else z.reshape(-1, self.codebook_dim)
             parts = [self._quantize(self.codebook_of(0), x_ND, keep, ask)]
         else:
             z_NHD = z.reshape(-1, self.heads, self.codebook_dim)
@@ -166,8 +169,9 @@ class Layer(Layout, Quantizer):
             parts = [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, asks[h]) for h in range(self.heads)]
         q = parts[0].q_ND if len(parts) == 1 else torch.stack([part.q_ND for part in parts], 1)
         indices = parts[0].index_N if len(parts) == 1 else torch.stack([part.index_N for part in parts], 1)
-        q = q if z.ndim == 2 and self.heads == 1 else q.reshape(*shape, self.heads * self.codebook_dim)
-        indices = indices.reshape(shape if self.heads == 1 else (*shape, self.heads))
+        if not flat:
+            q = q.reshape(*shape, self.heads * self.codebook_dim)
+            indices = indices.reshape(shape if self.heads == 1 else (*shape, self.heads))
 
         q = self.project_out(q)
         if mask is not None:
@@ -205,7 +209,7 @@ class Layer(Layout, Quantizer):
             choice = quantize_as(x_ND, turn.codes_KD, index_N, keep_N, stats, turn.learns)
         codebook_loss = self._codebook_loss(book, turn, x_ND, choice, keep_N)
         q_ND = self._past_the_search(book, turn, x_ND, choice)
-        share_K = shares(book, choice, ask.weight) if turn.moves else None
+        share_K = None if ask.weight is None or not turn.moves else shares(book, choice, ask.weight)
         book.finish(turn, x_ND, choice.sums_KD, choice.counts_K, choice.skipped, share_K)
         return Part(q_ND, choice.index_N, choice.error, codebook_loss, self._orthogonality(book, turn, choice))
 
@@ -265,7 +269,8 @@ class Layer(Layout, Quantizer):
     # The codebook
 
     def codebook_of(self, head: int) -> Codebook:
-        book = self.codebooks[head if len(self.codebooks) > 1 else 0]
+        books = self.codebooks
+        book = books[head if len(books) > 1 else 0]
         assert isinstance(book, Codebook)
         return book
 

@@ -17,10 +17,8 @@ WeightLike = Tensor | Callable[[Tensor, Tensor], Tensor] | None
 
 
 @torch.no_grad()
-def shares(book: Codebook, choice: Choice, weight: WeightLike) -> Tensor | None:
-    """What `Codebook.finish` takes, [K]; None where each code takes the whole."""
-    if weight is None:
-        return None
+def shares(book: Codebook, choice: Choice, weight: Tensor | Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """How much of the update each code takes, [K]."""
     if not book.ema_update or book.accumulating:
         raise ValueError("ema_update_weight needs an update of the running means: not with gradients or accumulation")
     if callable(weight):
