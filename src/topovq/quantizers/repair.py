@@ -19,7 +19,8 @@ ROWS = 256  # codes that are repaired at a time
 
 def advice(books: Sequence[Codebook]) -> str:
     """What is wrong with which codes, and what to do; empty where nothing is."""
-    found, several = [], False
+    found: list[str] = []
+    several = False
     for number, book in enumerate(books):
         stray_K, finite_K = _stray(book), book.codes.detach().isfinite().all(1)
         where = f" of codebook {number}" if len(books) > 1 else ""
