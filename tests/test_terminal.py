@@ -39,7 +39,7 @@ def test_training_on_a_cpu_with_its_defaults(width: int, pictures: Path, tmp_pat
     lines = terminal.screen.lines
     assert terminal.screen.wrapped == []
     assert lines[:3] == [
-        "On a CPU: a small model for a few minutes; --preset full trains the full one.",
+        "On a CPU: a small model; --preset full trains the full one.",
         "39 training and 1 validation images of 64x64 pixels",
         "vqvae, kohonen: 512 codes, 20 steps on the CPU, 1 thread",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -203,6 +204,15 @@ def test_a_training_that_was_cut_off_before_its_record_starts_again(run: Path, w
     assert figures(out) == figures(whole)
 
 
+def test_a_training_says_what_it_trains_on_and_how_long_it_will_take(run: Path, tmp_path: Path, capsys) -> None:
+    fit(tiny_prior(run, tmp_path / "prior", preset="auto"))
+    said = capsys.readouterr().out.splitlines()
+    threads = torch.get_num_threads()
+    assert said[0] == "On a CPU: a small model; --preset full trains the full one."
+    assert said[2].endswith(f"12 steps on the CPU, {threads} thread" + "s" * (threads != 1))
+    assert re.fullmatch(r"about \d+ s for 12 steps \([\d.e-]+ s a step\)", said[3])
+
+
 def test_settings() -> None:
     config = PriorConfig("run", steps=100, learning_rate=1.0, smoothing=4.0).resolve("cpu")
     assert (config.rate(0), config.rate(4)) == (0.2, 1.0)  # five steps of rising
@@ -211,7 +221,8 @@ def test_settings() -> None:
     assert config.widths is not None
     assert [config.widths(torch.tensor(t)).item() for t in (0, 50)] == pytest.approx([4.0, LAST_WIDTH])
     assert PriorConfig("run", preset="auto").resolve("cuda").dim == 384
-    assert PriorConfig("run", preset="auto").resolve("cpu").dim == 128
+    small = PriorConfig("run", preset="auto").resolve("cpu")
+    assert (small.dim, small.layers, small.heads, small.batch_size, small.steps) == (96, 3, 3, 16, 1_000)
     for field, value, match in (
         ("steps", 0, "steps=0 must be a whole number"),
         ("smoothing", 0.1, "smoothing=0.1 must be 0, or at least 0.3"),

@@ -215,6 +215,12 @@ def test_health_names_the_codes_that_are_not_finite_or_far_outside_and_repair_me
     assert all(tensor.isfinite().all() for tensor in vq.state_dict().values())
 
 
+def test_advice_about_a_single_code_is_in_the_singular() -> None:
+    vq = KohonenVQ(1, 5, grid=(5,), neighborhood="hard")
+    vq.codebook = torch.tensor([[0.0], [1.0], [NAN], [5.0], [6.0]])
+    assert vq.health().advice == "code 2 is not finite: repair() puts it between its neighbors on the map"
+
+
 def test_a_repaired_code_is_the_mean_of_its_neighbors_by_hand() -> None:
     vq = KohonenVQ(1, 5, grid=(5,), neighborhood="hard")
     vq.codebook = torch.tensor([[0.0], [1.0], [NAN], [5.0], [6.0]])

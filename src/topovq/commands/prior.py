@@ -29,7 +29,8 @@ class Prior(PriorConfig):
     source: Annotated[Positional[str], arg(metavar="SOURCE")]
     """A run, whose tokenizer then encodes its own data set; or a token file that `topovq encode` wrote."""
     preset: Literal["auto", "small", "full"] = "auto"
-    """Sizes that are not given: full, small (minutes on a CPU), or auto (full on a GPU, else small)."""
+    """Sizes that are not given: full, small (minutes on a CPU with 256 tokens an image), or auto (full on a GPU, else
+    small)."""
     head: Literal["map", "flat", "tied"] = "map"
     """map (a row of the map, then a column), flat (one softmax over all codes) or tied (flat, tied to the codes)."""
     compile: bool = dataclasses.field(default_factory=torch.cuda.is_available)

@@ -28,7 +28,7 @@ from topovq.tokenizer.models import Tokenizer, load_pretrained
 from topovq.tokenizer.training.base import RunResult, Training, alone, result_of
 from topovq.tokenizer.training.checkpoint import checkpoints
 from topovq.tokenizer.training.interrupt import StopRequest
-from topovq.tokenizer.training.progress import SMALL, Reporter
+from topovq.tokenizer.training.progress import SMALL, Reporter, place_of
 from topovq.tokenizer.training.record import environment
 from topovq.tokenizer.training.step import distribute
 from topovq.tokenizer.training.watch import Diverged, is_finite
@@ -232,13 +232,12 @@ class PriorReporter(Reporter):
 
     def begin(self, prior: Prior, corpus: Corpus, device: torch.device) -> None:
         """What is trained on what, before the first step."""
-        place = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
         classes = f" of {prior.classes} classes" if prior.classes else ""
         train, validation = len(corpus.train_NT), len(corpus.validation_MT)
         self.say(f"tokens of {train:,} training and {validation:,} validation images{classes}, {prior.length} an image")
         parameters = sum(p.numel() for p in prior.parameters())
         codes = " and ".join(f"{grid.size:,}" for grid in dict.fromkeys(prior.grids))
-        self.say(f"a prior over {codes} codes: {parameters:,} parameters, {self.steps:,} steps on {place}")
+        self.say(f"a prior over {codes} codes: {parameters:,} parameters, {self.steps:,} steps on {place_of(device)}")
 
     def look(self, step: int, loss: float, speed: float) -> None:
         """The mean loss since the last look; `speed` is in steps a second."""

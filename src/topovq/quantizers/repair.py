@@ -19,15 +19,18 @@ ROWS = 256  # codes that are repaired at a time
 
 def advice(books: Sequence[Codebook]) -> str:
     """What is wrong with which codes, and what to do; empty where nothing is."""
-    found = []
+    found: list[str] = []
+    several = False
     for number, book in enumerate(books):
         stray_K, finite_K = _stray(book), book.codes.detach().isfinite().all(1)
         where = f" of codebook {number}" if len(books) > 1 else ""
         for which_K, what in ((stray_K & ~finite_K, "not finite"), (stray_K & finite_K, "far outside the data")):
             places = which_K.nonzero()[:, 0].tolist()
             if places:
+                several = several or bool(found) or len(places) > 1
                 found.append(f"{_listed(places)}{where} {'is' if len(places) == 1 else 'are'} {what}")
-    return "; ".join(found) + ": repair() puts them between their neighbors on the map" if found else ""
+    them = "them between their" if several else "it between its"
+    return f"{'; '.join(found)}: repair() puts {them} neighbors on the map" if found else ""
 
 
 @torch.no_grad()

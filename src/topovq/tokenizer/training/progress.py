@@ -21,7 +21,7 @@ from topovq.tokenizer.training.config import TrainConfig
 from topovq.tokenizer.training.watch import UsageWatch
 
 T = TypeVar("T")
-SMALL = "On a CPU: a small model for a few minutes; --preset full trains the full one."
+SMALL = "On a CPU: a small model; --preset full trains the full one."
 TIMED = 3  # steps after which a training says how long it will take
 NARROW, WIDE = 100, 160  # columns of a terminal from which on the bar says more
 ROOMY = 120  # from which on the line of a validation does
@@ -131,11 +131,8 @@ class Reporter:
         """What is trained on what, before the first step."""
         if config.preset == "auto" and config.is_small(device.type) and self.first == 1:
             self.say(SMALL)
-        threads = torch.get_num_threads()
-        cores = f"the CPU, {threads} thread" + "s" * (threads != 1)
-        place = torch.cuda.get_device_name(device) if device.type == "cuda" else cores
         number = "endless crops as" if source.train_images is None else f"{source.train_images:,}"
-        size = f"{source.size}x{source.size}"
+        size, place = f"{source.size}x{source.size}", place_of(device)
         self.say(f"{number} training and {source.validation_images:,} validation images of {size} pixels")
         self.say(f"{config.model}, {config.quantizer}: {config.codebook_size:,} codes, {self.steps:,} steps on {place}")
 
@@ -240,6 +237,13 @@ def shown(batches: Iterable[T], what: str, total: int | None, show: bool = True)
     if not (show and console.is_terminal):
         return batches
     return track(batches, what, total, console=console, transient=True)
+
+
+def place_of(device: torch.device) -> str:
+    """What trains, in words: the GPU's name, or the CPU and its threads."""
+    threads = torch.get_num_threads()
+    cores = f"the CPU, {threads} thread" + "s" * (threads != 1)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cores
 
 
 def _short(number: float) -> str:
