@@ -210,12 +210,12 @@ def test_a_node_is_lost_in_a_fit(nodes: Nodes, work: Path) -> None:
 
 
 def test_map_and_place_on_ray(nodes: Nodes, work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = str(table_of(work))
-    for engine in ("local", "ray"):
+    folder = table_of(work)
+    for engine, tables in (("local", [folder]), ("ray", sorted(folder.iterdir()))):
         out = str(tmp_path / engine)
         how = ["--engine", engine, "--device", "cpu"]
-        main(["map", table, "-o", out, "--columns", "a", "b", "--grid", "6x5", "--passes", "2", *how])
-        main(["place", out, table, "-o", f"{out}.parquet", *how])
+        main(["map", *map(str, tables), "-o", out, "--columns", "a", "b", "--grid", "6x5", "--passes", "2", *how])
+        main(["place", out, *map(str, tables), "-o", f"{out}.parquet", *how])
     capsys.readouterr()
     maps = [load(tmp_path / engine) for engine in ("local", "ray")]
     assert np.array_equal(maps[0].codes_, maps[1].codes_)
