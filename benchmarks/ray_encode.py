@@ -10,8 +10,8 @@ on the machine disturbs them less. The best round of each counts. The file is wr
 
 All have one thread a process, batches of 64, and decode images themselves. Memory that is freed stays with the process,
 by variables of glibc. Without them the bare encoder, in its main thread, gives large blocks back and has them filled
-with zeros anew, which Ray's actor, in a thread of its own, does more rarely: what is measured then is the allocator.
-The last row is the bare encoder without them.
+with zeros anew; Ray's actor, in a thread of its own, does so more rarely, which is no merit of Ray. The last row is the
+bare encoder without them.
 """
 
 from __future__ import annotations
