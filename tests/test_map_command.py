@@ -109,6 +109,26 @@ def test_mistakes_take_one_sentence_and_leave_nothing(folder, monkeypatch, capsy
     assert sorted(folder.iterdir()) == before
 
 
+def test_several_files_are_one_table(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pyarrow.parquet.read_table(folder / "table.parquet", columns=NAMES)
+    for name, start in (("b", 0), ("a", 200)):
+        pyarrow.parquet.write_table(table.slice(start, 200 if name == "b" else None), f"{name}.parquet")
+    pyarrow.parquet.write_table(table, "both.parquet")
+    for out, files in (("one", ["both.parquet"]), ("two", ["b.parquet", "a.parquet"])):
+        main(["map", *files, "--grid", "3x3", "--passes", "2", "-o", out])
+        main(["place", out, *files, "-o", f"{out}.parquet"])
+    assert "<td>b.parquet and 1 more</td>" in Path("two", "report.html").read_text()
+    np.testing.assert_array_equal(topovq.load("one").codes_, topovq.load("two").codes_)
+    assert pyarrow.parquet.read_table("one.parquet").equals(pyarrow.parquet.read_table("two.parquet"))
+    capsys.readouterr()
+    for files, problem in (([], "no table is named"), (["a.parquet", "c.parquet"], "there is no table at 'c.parquet'")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["map", *files, "-o", "three"])
+        assert problem in capsys.readouterr().err
+    assert not Path("three").exists()
+
+
 def test_torchrun_is_refused(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,52 @@ def test_a_node_is_lost_while_tokenizing(nodes: Nodes, work: Path, tmp_path: Pat
     assert done.skipped == {"s3/0004.png": "not an image of a known format"}
 
 
+def test_sigterm_leaves_no_half_written_file(nodes: Nodes, work: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "topovq", "encode", work / "run", work / "shards", "-o", tmp_path / "t.parquet"]
+    command += ["--engine", "ray", "--address", nodes.address, "--device", "cpu", "--batch-size", "4"]
+    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+        while process.poll() is None and not any(tmp_path.glob(".*.tmp")):
+            time.sleep(0.01)
+        process.terminate()
+    assert process.returncode == 143
+    assert not any(tmp_path.glob(".*"))
+
+
+def test_images_of_which_none_can_be_read_leave_no_folder(nodes: Nodes, work: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"none of the 1 images of .*bad can be read; the first is a\.png"):
+        encode_on_ray(work / "run", tmp_path / "bad", tmp_path / "new" / "t.parquet", device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
+
+
+def test_what_an_actor_left_of_images_goes(
+    nodes: Nodes, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_ended(*given: object) -> Iterator[dict[str, int]]:
+        (tmp_path / "out" / "s0").mkdir(parents=True)
+        with subprocess.Popen([sys.executable, "-c", LEAVES, tmp_path / "out" / "s0" / "a.png"]):
+            pass
+        assert any(tmp_path.rglob(".*.tmp"))
+        yield {"images": 1}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("topovq.tokenizer.ray_tokens._run", is_ended)
+    with pytest.raises(KeyboardInterrupt):
+        decode_on_ray(work / "run", work / "torchrun" / "t.parquet", tmp_path / "out", device="cpu")
+    assert not any(tmp_path.rglob(".*"))
+
+
+LEAVES = """if True:
+    import os, sys
+    from pathlib import Path
+    from topovq.storage import atomic_file
+    with atomic_file(Path(sys.argv[1])) as file:
+        file.write_bytes(b"half")
+        os._exit(1)
+"""
+
+
 def test_images_come_back_from_their_tokens_on_ray(
     nodes: Nodes, work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,12 +210,12 @@ def test_a_node_is_lost_in_a_fit(nodes: Nodes, work: Path) -> None:
 
 
 def test_map_and_place_on_ray(nodes: Nodes, work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = str(table_of(work))
-    for engine in ("local", "ray"):
+    folder = table_of(work)
+    for engine, tables in (("local", [folder]), ("ray", sorted(folder.iterdir()))):
         out = str(tmp_path / engine)
         how = ["--engine", engine, "--device", "cpu"]
-        main(["map", table, "-o", out, "--columns", "a", "b", "--grid", "6x5", "--passes", "2", *how])
-        main(["place", out, table, "-o", f"{out}.parquet", *how])
+        main(["map", *map(str, tables), "-o", out, "--columns", "a", "b", "--grid", "6x5", "--passes", "2", *how])
+        main(["place", out, *map(str, tables), "-o", f"{out}.parquet", *how])
     capsys.readouterr()
     maps = [load(tmp_path / engine) for engine in ("local", "ray")]
     assert np.array_equal(maps[0].codes_, maps[1].codes_)

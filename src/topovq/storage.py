@@ -91,6 +91,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     _sync(path.parent)
 
 
+@contextlib.contextmanager
+def no_empty_folder(path: Path) -> Iterator[None]:
+    """Have the folder `path` go after a failure, and those above it, if they came in the meantime and are empty."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in new:
+            with contextlib.suppress(OSError):  # another process has something there
+                folder.rmdir()
+        raise
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what an interrupted write left in `folder`: nothing that has its final name."""
     for path in folder.glob(".*.tmp"):
@@ -101,16 +114,17 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_leftovers_of(paths: Sequence[Path]) -> None:
-    """Remove what interrupted writes of `paths`, all in one folder and whole by now, left there on any machine."""
+    """Remove what interrupted writes of `paths`, all in one folder, left there on any machine."""
     names = {f".{path.name}" for path in paths}
     for path in paths[0].parent.glob(".*.tmp"):
         if path.name.removesuffix(".tmp").rpartition(".")[0] in names:
             path.unlink(missing_ok=True)
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Remove what dead processes of this machine left half-written in `folder`, where others may be writing."""
-    for path in folder.glob(f".*.{_machine()}-*.tmp"):
+def remove_abandoned(folder: Path, below: bool = False) -> None:
+    """Remove what dead processes of this machine left half-written in `folder`, where others may be writing; if asked
+    for in the folders below it as well."""
+    for path in folder.glob(f"{'**/' * below}.*.{_machine()}-*.tmp"):
         number = path.name.removesuffix(".tmp").rpartition("-")[2]
         if number.isdecimal() and not _runs(int(number)):
             if path.is_dir():
@@ -154,6 +168,16 @@ def _sync(path: Path) -> None:
 
 class DamagedFile(ValueError):
     """A file that is not what was written: the message names it and says what is wrong with it."""
+
+
+def first_sentence(error: BaseException) -> str:
+    """What a library says is wrong with a file, in one line and without what it adds; else the error's type."""
+    return one_line(error).partition(". ")[0].rstrip(".: ") or type(error).__name__
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line and without bytes of the file that no terminal should get."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
 
 
 def sha256(path: Path) -> str:

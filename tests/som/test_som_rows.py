@@ -219,7 +219,7 @@ def test_sources_that_cannot_be(folder, wine):
         ((part for part in [x]), "gives batches, and a fit reads them often: give a function that makes it"),
         (torch.utils.data.DataLoader(x), "gives batches, and a fit reads them often"),
         (Rows(7), "7 cannot be read in blocks"),
-        (Rows(pyarrow.table({"a": x[:, 0]})), "cannot be read in blocks: expected a Parquet file"),
+        (Rows(pyarrow.table({"a": x[:, 0]})), "cannot be read in blocks: expected Parquet files"),
         (lambda: None, "expected an iterator of batches"),
         (lambda: iter(()), "has no rows"),
         (lambda: [x, x[:, :3]], "expected 13 columns"),

@@ -170,6 +170,11 @@ def test_what_cannot_be_read_is_said(run: tuple[Path, Tokenizer], pictures: Path
         encode(folder, tmp_path / "missing", tmp_path / "t.npz")
     with pytest.raises(ValueError, match=r"none of the 1 images .* can be read; the first is broken\.png"):
         encode(folder, pictures / "broken.png", tmp_path / "t.npz", device="cpu", workers=0)
+    (tmp_path / "theirs").mkdir()
+    for there in ("new", "theirs"):
+        with pytest.raises(ValueError, match="none of the 1 images"):
+            encode(folder, pictures / "broken.png", tmp_path / there / "deep" / "t.npz", device="cpu", workers=0)
+    assert [path.name for path in tmp_path.rglob("*")] == ["theirs"]
     with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
         encode(folder, pictures, tmp_path / "t.npz", batch_size=0)
     with pytest.raises(ValueError, match="workers=-1 must be at least 0"):

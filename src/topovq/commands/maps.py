@@ -14,19 +14,19 @@ from topovq.exits import say
 from topovq.loading import MAP_FILE, load
 from topovq.storage import atomic_folder, refuse_to_overwrite, remove_abandoned
 
-Table = Annotated[Positional[Path], arg(metavar="TABLE")]
+Table = Annotated[Positional[tuple[Path, ...]], arg(metavar="TABLE [TABLE ...]")]
 
 
 @dataclass(kw_only=True)
 class Map(OnEngine):
     """Fit a self-organizing map to a table of any size; the folder MAP gets the map and its report.
 
-    TABLE is a Parquet file or a folder of them. It is read block by block: once in each pass, and four times more, for
-    the means, the deviations, the start, and to measure the map.
+    A table is Parquet files or folders of them, one after another. It is read block by block: once in each pass, and
+    four times more, for the means, the deviations, the start, and to measure the map.
     """
 
     table: Table
-    """A Parquet file, or a folder of Parquet files."""
+    """Parquet files, or folders of them."""
     out: Annotated[Path, arg(aliases=["-o"], metavar="MAP")]
     """Folder for the map and its report."""
     columns: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Map(OnEngine):
         with self.joined():
             som.fit(rows)
         som.set_params(engine="local")  # whoever loads the map may have no cluster
-        told = {"table": str(self.table), "rows": f"{rows.reader().n:,}", "columns": f"{som.n_features_in_:,}"}
+        told = {"table": rows.reader().name, "rows": f"{rows.reader().n:,}", "columns": f"{som.n_features_in_:,}"}
         if self.weight is not None:
             told["weights"] = f"column {self.weight}"
         with atomic_folder(self.out) as folder:
@@ -89,7 +89,7 @@ class Place(OnEngine):
     map: Annotated[Positional[Path], arg(metavar="MAP")]
     """Folder that `topovq map` wrote, or a file that `SelfOrganizingMap.save` wrote."""
     table: Table
-    """A Parquet file, or a folder of Parquet files; the map's columns are looked up by name."""
+    """Parquet files, or folders of them; the map's columns are looked up by name."""
     out: Annotated[Path, arg(aliases=["-o"])]
     """The .parquet file."""
     device: str = "auto"

@@ -11,7 +11,6 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 
 from topovq.cluster import ask_for, join_ray, original_errors
 from topovq.som.questions import Question
-from topovq.som.rows import ReadPasses, Rows
+from topovq.som.rows import ReadPasses, Rows, paths_of
 from topovq.som.stats import Stats
 
 PARTS = 256  # at most: each comes back as one Stats
@@ -63,7 +62,7 @@ class RayPasses(ReadPasses):
 def _parts(here: ReadPasses, names: Any, device: str) -> list[Part]:
     """The rows in parts, which each begin where a block does."""
     rows = here.rows
-    source = Path(rows.source).resolve() if isinstance(rows.source, (str, Path)) else rows.source
+    source = [path.resolve() for path in paths_of(rows.source)] or rows.source
     columns = names if rows.columns is None else rows.columns  # a map's own, where its table has others beside them
     whole = Rows(source, columns, rows.weight, start=rows.start, stop=rows.stop)
     parts = []

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from topovq.missing import MissingExtra
-from topovq.storage import DamagedFile
+from topovq.storage import DamagedFile, first_sentence
 
 Piece = tuple[Tensor, Tensor | None]
 # Arrow keeps all that it read of a file, up to its end, unless it is told to read as it goes; and it looks at the
@@ -42,17 +42,13 @@ class Reader:
 
 
 class Parquet(Reader):
-    """A Parquet file, or all of a folder in the order of their names."""
+    """Parquet files, one after another, and all of a folder in the order of their names."""
 
     ranges = True
 
-    def __init__(self, path: Path, columns: Sequence[str] | None, weight: str | None) -> None:
-        self.name, self.arrow = str(path), arrow()
-        if not path.exists():
-            raise FileNotFoundError(f"there is no table at {str(path)!r}")
-        self.paths = [path] if path.is_file() else sorted(p for p in path.rglob("*.parquet") if p.is_file())
-        if not self.paths:
-            raise FileNotFoundError(f"there is no .parquet file in {str(path)!r}")
+    def __init__(self, sources: Sequence[Path], columns: Sequence[str] | None, weight: str | None) -> None:
+        self.name, self.arrow = str(sources[0]) + f" and {len(sources) - 1} more" * (len(sources) > 1), arrow()
+        self.paths = [path for source in sources for path in _files(source)]
         self.counts = []
         schemas = {}
         for each in self.paths:
@@ -72,7 +68,7 @@ class Parquet(Reader):
         try:
             return self.arrow.parquet.ParquetFile(path, **AS_IT_GOES)
         except (self.arrow.ArrowException, OSError) as error:
-            raise DamagedFile(f"{path} is cut off, damaged or no Parquet file: {_sentence(error)}") from None
+            raise DamagedFile(f"{path} is cut off, damaged or no Parquet file: {first_sentence(error)}") from None
 
     def pieces(self, size: int, start: int, stop: int | None) -> Iterator[Piece]:
         stop = sum(self.counts) if stop is None else stop
@@ -98,7 +94,7 @@ class Parquet(Reader):
                 if low < high:
                     yield from_arrow(batch.slice(low, high - low), self.names, self.weight, self.dtype, str(path))
         except (self.arrow.ArrowException, OSError) as error:
-            raise DamagedFile(f"{path} is damaged: {_sentence(error)}") from None
+            raise DamagedFile(f"{path} is damaged: {first_sentence(error)}") from None
 
 
 class Dataset(Reader):
@@ -121,7 +117,7 @@ class Dataset(Reader):
         try:
             return call()
         except (self.arrow.ArrowException, OSError) as error:
-            raise DamagedFile(f"{self.name} cannot be read: {_sentence(error)}") from None
+            raise DamagedFile(f"{self.name} cannot be read: {first_sentence(error)}") from None
 
     def pieces(self, size: int, start: int, stop: int | None) -> Iterator[Piece]:
         wanted = [*self.names, *([self.weight] if self.weight is not None else [])]  # type: ignore[misc]
@@ -229,6 +225,15 @@ class Batches(Reader):
         return torch.from_numpy(np.stack(columns)).T, weight_N
 
 
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no table at {str(path)!r}")
+    found = [path] if path.is_file() else sorted(each for each in path.rglob("*.parquet") if each.is_file())
+    if not found:
+        raise FileNotFoundError(f"there is no .parquet file in {str(path)!r}")
+    return found
+
+
 # Columns
 
 
@@ -325,10 +330,6 @@ def from_array(rows: Any, columns: Sequence[int], weight: int | None, dtype: tor
     weight_N = None if weight is None else x[:, weight].double()
     whole = list(columns) == list(range(x.shape[1]))
     return (x if whole else x[:, list(columns)]).detach().to(dtype), weight_N
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).partition(". ")[0].removesuffix(".")
 
 
 def arrow() -> Any:

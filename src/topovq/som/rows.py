@@ -21,9 +21,9 @@ from topovq.som.readers import Array, Batches, Dataset, Parquet, Piece, Reader, 
 class Rows:
     """A table that is read a block at a time, as often as asked.
 
-    source   a Parquet file or a folder of them, a pyarrow Dataset, an array such as np.memmap, or a function without
-             arguments that gives an iterator of batches: arrays, tensors, frames, record batches, or pairs
-             (batch, weights). It must give the same rows each time
+    source   a Parquet file, a folder of them, or a list of both; a pyarrow Dataset; an array such as np.memmap; or a
+             function without arguments that gives an iterator of batches: arrays, tensors, frames, record batches, or
+             pairs (batch, weights). It must give the same rows each time
     columns  names of the columns to use, or their numbers where they have no names; all by default
     weight   the column of the rows' weights; it is not among the columns, unless they name it
 
@@ -48,8 +48,8 @@ class Rows:
         columns = names if self.columns is None else self.columns
         how = columns, self.weight
         refuse_lazy(self.source)
-        if isinstance(self.source, (str, os.PathLike)):
-            reader: Reader = Parquet(Path(self.source), *how)
+        if paths := paths_of(self.source):
+            reader: Reader = Parquet(paths, *how)
         elif is_dataset(self.source):
             reader = Dataset(self.source, *how)
         elif isinstance(self.source, np.ndarray):
@@ -58,7 +58,7 @@ class Rows:
             reader = Batches(self.source, self.columns, self.weight, names)
         else:
             raise TypeError(
-                f"{self.source!r:.80} cannot be read in blocks: expected a Parquet file or folder, a pyarrow Dataset, "
+                f"{self.source!r:.80} cannot be read in blocks: expected Parquet files or folders, a pyarrow Dataset, "
                 "an array, or a function that gives an iterator of batches"
             )
         if (self.start, self.stop) != (0, None):
@@ -93,6 +93,15 @@ def as_rows(X: Any) -> Rows | None:
     if isinstance(X, (str, os.PathLike, np.memmap)) or is_dataset(X) or (callable(X) and not hasattr(X, "__array__")):
         return Rows(X)
     return None
+
+
+def paths_of(source: Any) -> list[Path]:
+    """The files and folders that a source names; none for one that is no path and no list of them."""
+    several = source if isinstance(source, (list, tuple)) else [source]
+    if not several:
+        raise ValueError("no table is named: expected at least one Parquet file or folder of them")
+    named = all(isinstance(each, (str, os.PathLike)) for each in several)
+    return [Path(each) for each in several] if named else []
 
 
 def is_dataset(X: Any) -> bool:

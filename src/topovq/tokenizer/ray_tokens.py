@@ -7,6 +7,7 @@ is whole. The run, the images and the folder for the output must be at the same 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from topovq.cluster import ask_for, cpus_beside_a_gpu, join_ray, original_errors
-from topovq.storage import model_id, refuse_to_overwrite, remove_leftovers_of
+from topovq.storage import model_id, no_empty_folder, refuse_to_overwrite, remove_abandoned, remove_leftovers_of
 from topovq.tokenizer.data import find_images, parts_of
 from topovq.tokenizer.data.loader import Records
 from topovq.tokenizer.models import Tokenizer, load_pretrained
@@ -71,10 +72,11 @@ def encode_on_ray(
     check_numbers(batch_size, workers)
     folder = model_folder(run).resolve()
     ours = model_id(folder)
-    with join_ray(address) as ray:
+    with no_empty_folder(out.parent), contextlib.ExitStack() as afterwards, join_ray(address) as ray:
         records = find_images(os.path.abspath(images), functools.partial(_each, ray))
         parts = parts_of(records)
         paths = [shard_path(out, i, len(parts)) for i in range(len(parts))]
+        afterwards.callback(remove_leftovers_of, paths)  # of actors that were lost or ended in the middle of one
         _check_files(out, paths, ours, force)
         number, cpus, gpus = ask_for(ray, actors, device, max(1, workers or 0))
         if gpus and workers is None:
@@ -83,14 +85,13 @@ def encode_on_ray(
         how = {"folder": str(folder), "id": ours, "batch_size": batch_size, "workers": workers or 0, "force": force}
         results = _run(ray, _EncodingActor, tasks, number, cpus, gpus, how)
         done = {row["path"]: row for row in shown(results, "encoding", len(paths), progress)}
-    in_order = [done[str(path)] for path in paths]
-    skipped = {name: why for row in in_order for name, why in json.loads(row["skipped"]).items()}
-    total = sum(row["images"] for row in in_order)
-    if not total:
-        for path in paths:
-            path.unlink(missing_ok=True)
-        raise none_readable(len(records), images, skipped)
-    remove_leftovers_of(paths)
+        in_order = [done[str(path)] for path in paths]
+        skipped = {name: why for row in in_order for name, why in json.loads(row["skipped"]).items()}
+        total = sum(row["images"] for row in in_order)
+        if not total:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            raise none_readable(len(records), images, skipped)
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(
@@ -120,7 +121,7 @@ def decode_on_ray(
     folder = model_folder(run).resolve()
     ours = model_id(folder)
     files = [Path(os.path.abspath(path)) for path in token_files(Path(tokens))]
-    with join_ray(address) as ray:
+    with contextlib.ExitStack() as afterwards, join_ray(address) as ray:
         if not force:
             for path in files:
                 check_model(path, folder, ours)
@@ -130,6 +131,7 @@ def decode_on_ray(
             decoder, places = Decoder(load_pretrained(folder), torch.device("cpu"), batch_size), Places(out)
             for path in files:
                 decoder.check(path, places, force)
+        afterwards.callback(remove_abandoned, out, below=True)  # of actors that ended in the middle of an image
         tasks = ({"task": str(path)} for path in files)
         how = {"folder": str(folder), "id": ours, "batch_size": batch_size, "out": str(out)}
         results = _run(ray, _DecodingActor, tasks, number, cpus, gpus, how)

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from topovq.missing import MissingExtra
-from topovq.storage import DamagedFile, atomic_file, remove_abandoned
+from topovq.storage import DamagedFile, atomic_file, first_sentence, remove_abandoned
 from topovq.tokenizer.token_coded import SUFFIX, CodedWriter, Coder, coded_header, read_coded
 from topovq.tokenizer.token_npz import Batch, NpzWriter, column_names, npz_model, read_npz
 from topovq.tokenizer.token_parquet import ParquetWriter, parquet_model, read_parquet
@@ -108,7 +108,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _damaged(path: Path, error: BaseException) -> str:
     kind = {".parquet": "Parquet", SUFFIX: "coded token"}.get(path.suffix, "npz")
-    return f"{path} is damaged or no {kind} file: {' '.join(str(error).split()) or type(error).__name__}"
+    return f"{path} is damaged or no {kind} file: {first_sentence(error)}"
 
 
 def check_file(path: Path, coder: Coder | None = None) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from topovq.distributed import join_world, pick_device
-from topovq.storage import model_id, refuse_to_overwrite, remove_abandoned, write_atomic
+from topovq.storage import model_id, no_empty_folder, refuse_to_overwrite, remove_abandoned, write_atomic
 from topovq.tokenizer.data import find_images
 from topovq.tokenizer.data.loader import Records, reason_not_decoded
 from topovq.tokenizer.data.workers import begin, default_workers, signals_held_back
@@ -78,7 +78,7 @@ def encode(
     folder = model_folder(run)
     model = load_pretrained(folder)
     records = find_images(images)
-    with join_world(device) as world:
+    with no_empty_folder(out.parent), join_world(device) as world:
         path = shard_path(out, world.rank, world.size)
         refuse_to_overwrite(path, force)
         mine = range(len(records) * world.rank // world.size, len(records) * (world.rank + 1) // world.size)

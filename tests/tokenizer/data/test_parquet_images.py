@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     parquet.write_table(pa.table({"image": [png(1)] * 3}), table)
     whole = table.read_bytes()
     table.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"t\.parquet is damaged or no Parquet file"):
+    with pytest.raises(DataError, match=r"t\.parquet is damaged or no Parquet file: [^.\n]+$"):
         find_images(table)
     parquet.write_table(pa.table({"image": pa.array([], pa.binary())}), table)
     with pytest.raises(DataError, match="holds no image: there are no rows"):

@@ -17,6 +17,7 @@ import torch
 from PIL import UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
+from topovq.storage import one_line
 from topovq.tokenizer.data.decode import Fit, decode
 from topovq.tokenizer.data.files import DataError
 from topovq.tokenizer.data.labels import Labels, labels_by_folder
@@ -215,7 +216,7 @@ def reason_not_decoded(records: Records, index: int, size: int, fit: Fit, out_SS
     except UnidentifiedImageError:  # its own message is no more than where the bytes were in memory
         return "not an image of a known format"
     except Exception as error:  # damaged bytes raise a dozen types in Pillow's decoders, and all mean the same here
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {one_line(error)}"
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from topovq.missing import MissingExtra
+from topovq.storage import first_sentence
 from topovq.tokenizer.data.decode import EXTENSIONS
 from topovq.tokenizer.data.files import DataError, PathLike
 from topovq.tokenizer.data.folder import holds_images
@@ -114,8 +115,7 @@ def _look(path: str) -> tuple[list[bytes], list[int], str]:
             stem = os.path.splitext(os.path.basename(path))[0]
             told = [None] * rows if named is None else _strings(file.read(columns=[named]).column(0), named)
     except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is damaged or no Parquet file: {reason}") from None
+        raise DataError(f"{path} is damaged or no Parquet file: {first_sentence(error)}") from None
     for group in groups:
         if group.total_byte_size > MOST_BYTES:
             raise DataError(
