@@ -128,7 +128,7 @@ def check_numbers(batch_size: int, workers: int | None = None) -> None:
 
 def none_readable(number: int, images: str | Path, skipped: Mapping[str, str]) -> ValueError:
     name, reason = next(iter(skipped.items()))
-    return ValueError(f"none of the {number} images of {images} can be read; the first is {name}: {reason}")
+    return ValueError(f"no image of {images} can be read ({number:,} tried); the first is {name}: {reason}")
 
 
 def decode(
