@@ -53,14 +53,15 @@ def quantize(
     """
     check_metric(metric)
     check_precision(precision)
-    if codes_KD.requires_grad:
+    direct = plain(x_ND, codes_KD)
+    if codes_KD.requires_grad or not direct:  # else nothing follows it, and the host is spared the call
         codes_KD = codes_KD.detach()
     if torch.compiler.is_exporting() and not stats:
         from topovq.ops.exported import quantize_exported
 
         return Choice(*quantize_exported(x_ND, codes_KD, nearest(x_ND, codes_KD, metric), keep_N))
     others = (codes_KD, keep_N, metric, precision, stats, learns)
-    if plain(x_ND, codes_KD):
+    if direct:
         rest: list[Tensor] = []
         q_ND, error = _Direct.apply(x_ND, others, rest)  # type: ignore[no-untyped-call]  # of torch
         return Choice(q_ND, error, *rest)
