@@ -21,7 +21,8 @@ from topovq.ops.triton import accumulate, codes, quantize, ride, search, smooth,
 POINTERS = {"step_ptr": "*i64", "steps_ptr": "*i32", "lengths_ptr": "*fp64", "now_ptr": "*fp64", "idle_ptr": "*i32",
             "frozen_ptr": "*i1", "index_ptr": "*i64", "other_ptr": "*i64", "keep_ptr": "*i1", "valid_ptr": "*i8",
             "skipped_ptr": "*i64", "hi_ptr": "*fp16", "lo_ptr": "*fp16", "schedule_ptr": "*fp64",
-            "rows_ptr": "*i32", "number_ptr": "*i32", "done_ptr": "*i32"}
+            "rows_ptr": "*i32", "number_ptr": "*i32", "done_ptr": "*i32", "fold_ptr": "*fp16",
+            "unusual_ptr": "*i32"}
 CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 
 def build(kernel, constants, options=None, **types):
@@ -100,7 +101,8 @@ for k, d, precision in (
     (8_192, 512, "fast"),
 ):
     tiles = search.tile_sizes(k, d, precision)
-    shape = {"DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
+    unfolded = {"FOLD": 0, "WIDTH": 0, "UNFOLDED": True, "D": d}
+    shape = {**unfolded, "DP": d, "DC": tiles.chunk, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
     how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": precision == "exact", "EACH": tiles.each}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     whole = precision == "exact"
@@ -116,12 +118,26 @@ for k, d, precision in (
         build(which.which_kernel, asked, found_ptr="*i64", out_ptr="*i64")
     how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": precision == "exact", "VALID": True, "CLEAR": True,
            "KEPT": k <= 2048, "LEARNS": precision == "exact", "COUNT": True, "SOME": 32, "stride_d": 1}
-    build(codes._codes_kernel, {**how, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
+    alone = {"D": d, "PARTS": 0, "WIDTH": 0}
+    build(codes._codes_kernel, {**how, **alone, "WHOLE": whole, "DP": d, "BLOCK_K": 16, "SAMPLE": 16})
     how = {"KEPT": k <= 2048, "STATS": True, "FIXED": False, "D": d, "BLOCK_N": 32, "BLOCK_D": 64, "stride_d": 1}
     how |= {"FINISH": k > 2048, "PARTS": quantize.PARTS}
     build(quantize._gather_kernel, how, row_ptr="*i16")
     how = {"GATHER": k <= 2048, "BLOCK_N": max(1, 4096 // d), "BLOCK_D": d, "grad_d": 1, "stride_d": 1}
     build(quantize._backward_kernel, how, row_ptr="*i16")
+for k, d, halves in ((16_384, 8, 3), (512, 8, 2), (65_536, 16, 3), (16_384, 32, 3), (16_384, 32, 1)):
+    exact, width = halves > 1, search.width_of(k, d, halves)
+    tiles = search.tile_sizes(k, d, "exact" if exact else "fast", width)
+    padded = max(16, d)
+    shape = {"D": d, "DP": padded, "DC": padded, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "stride_d": 1}
+    how = {"HAS_KEEP": False, "OTHER": False, "VALID": True, "EXACT": exact, "WHOLE": halves == 2, "EACH": tiles.each}
+    how |= {"CERTIFY": False, "LISTED": False, "WIDTH": width}
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    for way in ({"FOLD": halves, "UNFOLDED": False}, {"FOLD": 0, "UNFOLDED": True}):
+        build(search._search_kernel, {**shape, **how, **way}, options, x_ptr="*bf16" if halves == 2 else "*fp32")
+    how = {"EUCLIDEAN": True, "COSINE": False, "EXACT": exact, "VALID": True, "CLEAR": True, "KEPT": True,
+           "LEARNS": True, "COUNT": False, "SOME": 32, "stride_d": 1, "WHOLE": halves == 2, "D": d}
+    build(codes._codes_kernel, {**how, "PARTS": halves, "WIDTH": width, "DP": padded, "BLOCK_K": 16, "SAMPLE": 32})
 half = {name + "_ptr": "*bf16" for name in ("image", "matrix", "bias", "wide", "grad")}
 for kernel, tile, which in (
     (thin._widen_kernel, thin.WIDEN, {}), (thin._narrow_kernel, thin.NARROW, {}),

@@ -7,9 +7,9 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from kernels import DEVICE, noise
 
-from topovq.ops.search import METRICS, nearest
+from topovq.ops.search import METRICS, center_of, nearest
 from topovq.ops.triton.replay import Work
-from topovq.ops.triton.search import Tiles, nearest_triton, proves, search, shares_of
+from topovq.ops.triton.search import Fold, Tiles, nearest_triton, proves, search, shares_of, width_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -138,6 +138,72 @@ def test_codes_far_away_from_the_others_cost_them_nothing(k, d, far, dtype, shif
     for strewn in (one, eighth, most) if shift == 0 else (one, eighth):
         expected = torch.cdist(x.double(), strewn.double(), compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         assert torch.equal(kernel_nearest(x, strewn), expected)
+
+
+@pytest.fixture
+def folds(monkeypatch):
+    """The rows of codes that searches made, newest last."""
+    made = []
+
+    def keep(*fields):
+        made.append(Fold(*fields))
+        return made[-1]
+
+    monkeypatch.setattr("topovq.ops.triton.search.Fold", keep)
+    monkeypatch.setattr("topovq.ops.triton.replay._known", {})
+    return made
+
+
+def test_where_a_score_is_one_product():
+    assert [width_of(k, d, 3) for k, d in ((16_384, 8), (16_384, 9), (16_384, 20), (16_384, 32))] == [32, 32, 64, 128]
+    assert [width_of(512, d, 3) for d in (1, 8, 20, 21)] == [16, 32, 64, 0]
+    assert [width_of(16_384, d, 1) for d in (13, 14, 29, 32, 33)] == [16, 32, 32, 64, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(("k", "d"), [(70, 8), (2100, 13), (2100, 32)])
+def test_rows_hold_codes_and_biases_in_halves(folds, k, d, precision, dtype):
+    x, codes = noise(5, d).to(dtype), noise(k, d, seed=1) + 3
+    kernel_nearest(x, codes, precision=precision)
+    fold = folds[-1]
+    assert fold.parts == {"fast": 1}.get(precision, 3 if dtype == torch.float32 else 2)
+    assert not fold.unusual.any()
+    parts = fold.rows.cpu().double()[:, : fold.parts * d].unflatten(1, (fold.parts, d))
+    negative = parts[:k, 0] + (parts[:k, -1] if fold.parts > 1 else 0)
+    unit = negative.abs().amax() / (codes.double() - center_of(codes).double()).abs().amax()
+    assert torch.log2(unit).round().exp2() == pytest.approx(unit.item(), rel=1e-3)  # a power of two
+    unit = torch.log2(unit).round().exp2()
+    exactly = -(codes.double() - center_of(codes).double()) * unit
+    assert (negative - exactly).abs().max() <= exactly.abs().max() * 2.0 ** (-11 if precision == "fast" else -20)
+    if fold.parts == 3:
+        assert torch.equal(parts[:, 0], parts[:, 1])
+    biases = fold.rows.cpu().double()[:, fold.parts * d :]
+    moved = codes.double() - center_of(codes).double()
+    bias = moved.square().sum(1) / 2 + (moved @ center_of(codes).double() if fold.parts == 2 else 0)
+    bias *= unit**2 / 4096
+    assert (biases[:k, :3].sum(1) - bias).abs().max() <= 1e-6 * bias.abs().max()
+    assert (biases[k:, 0] == INF).all()  # rows beyond the codes never win
+    assert not biases[:, 3:].any()
+
+
+@pytest.mark.parametrize("far", [1.0, 10.0, 1e3, 1e-5, INF])
+def test_codes_that_no_scale_suits_are_searched_otherwise(folds, far):
+    x, codes = noise(20, 8), noise(2100, 8, seed=1)
+    codes -= center_of(codes)
+    codes[1500] *= far
+    expected = torch.cdist(x.double(), codes.double().nan_to_num(posinf=1e9, neginf=-1e9)).argmin(1)
+    assert torch.equal(kernel_nearest(x, codes), expected)
+    assert folds[-1].unusual.any() == (far in (1e3, 1e-5))
+
+
+def test_vectors_near_the_center_and_far_away_keep_their_digits(folds):
+    codes = noise(2100, 8, seed=1)
+    codes -= center_of(codes)
+    x = torch.cat([noise(30, 8) * scale for scale in (1e-6, 1e-3, 1.0, 1e3, 1e6)])
+    assert not folds
+    assert_as_good_as_plain(x, codes)
+    assert not folds[-1].unusual.any()
 
 
 def test_nearest_of_nothing():

@@ -9,6 +9,8 @@ Products run on tensor cores, of numbers that are split into two float16 numbers
 The closest code minimizes bias_k - (x - center).w_k (ops/search.py); a row's scale is positive and changes no order.
 For large shapes `exact` is hi.hi, too, with a proof for each vector that no code can be closer than those which are
 then compared in float32 (triton/which.py). Vectors without a proof, mostly a few percent, are searched once more.
+Of few dimensions all products and the bias are one product of longer rows (`Fold`), which is the score: what is left to
+do for each score is to compare it. Where the codes do not fit that, a second launch searches as above.
 Vectors of 16 bits have no lo as they are: there `exact` leaves x where it is, adds center.w_k to the bias instead, and
 needs two products.
 
@@ -30,9 +32,9 @@ from torch import Tensor
 
 from topovq.ops.triton.accumulate import Stats, cdiv, power_of_2
 from topovq.ops.triton.codes import BLOCK_K as CODES
-from topovq.ops.triton.codes import part_of_size, split, split_codes
+from topovq.ops.triton.codes import Fold, folded, folded_scale, part_of_size, row_scale, split, split_codes
 from topovq.ops.triton.replay import Work, replayed
-from topovq.ops.triton.which import SLOTS, centered, row_scale, which_kernel
+from topovq.ops.triton.which import SLOTS, centered, which_kernel
 
 BUSY = 264  # programs of large tiles that run at the same time: two on each processor of an H200
 WHICH = 4  # vectors per program that asks which code of a slot is the best
@@ -43,7 +45,9 @@ PROVEN_CODES = 2049, 512  # at least so many; from 65 dimensions on, where few c
 LISTED_WHICH = 8  # the same for vectors on the list: few, so that programs without any cost little
 LISTED_SHARES = 16  # of the codes, at most, among which vectors on the list are searched
 LISTED = 2**20  # vectors times shares, at most
-PARTS = tl.constexpr(1024)  # of the codes, whose longest one program looks at
+PARTS = tl.constexpr(1024)  # of the codes, of which one program looks at what each has left
+FOLDED, FOLDED_FEW = 128, 64  # numbers at most of which a score is the product, and where each code has a slot
+FEW = 2048  # codes, of few dimensions, that have a slot each
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
 
 
@@ -78,15 +82,24 @@ def _better_each(score, tile, best, at):
 @triton.jit
 def _search_kernel(
     x_ptr, keep_ptr, other_ptr, center_ptr, hi_ptr, lo_ptr, scale_ptr, bias_ptr,
-    index_ptr, best_ptr, runner_ptr, valid_ptr, skipped_ptr, rows_ptr, number_ptr, longest_ptr,
-    N, D, share, parts, stride_n, stride_d,
+    index_ptr, best_ptr, runner_ptr, valid_ptr, skipped_ptr, rows_ptr, number_ptr, longest_ptr, fold_ptr, unusual_ptr,
+    N, D: tl.constexpr, share, parts, stride_n, stride_d,
     HAS_KEEP: tl.constexpr, OTHER: tl.constexpr, VALID: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
     EACH: tl.constexpr, CERTIFY: tl.constexpr, LISTED: tl.constexpr,
+    FOLD: tl.constexpr, WIDTH: tl.constexpr, UNFOLDED: tl.constexpr,
     DP: tl.constexpr, DC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The closest code of all with EACH, else the best slots of a share of the code tiles (_found); of the first share
     also which vectors are valid. With CERTIFY also the best score of all other slots and tiles, and the lengths that
-    triton/codes.py left. LISTED: of the vectors on a list, whose number only the device knows."""
+    triton/codes.py left. LISTED: of the vectors on a list, whose number only the device knows. FOLD: by products of
+    rows of WIDTH numbers, of so many halves; UNFOLDED: only where the codes are too unusual for that."""
+    if WIDTH:
+        unusual = tl.zeros([PARTS], tl.int32)
+        for start in range(0, parts, PARTS):
+            part = start + tl.arange(0, PARTS)
+            unusual = unusual | tl.load(unusual_ptr + part, part < parts, 0)
+        if (tl.max(unusual, 0) > 0) != UNFOLDED:
+            return
     place_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = place_N
     wanted = row < N
@@ -113,7 +126,11 @@ def _search_kernel(
         x = centered(x_ptr, center_ptr, row, start + dim, wanted, D, stride_n, stride_d, WHOLE)
         size += part_of_size(x)
     finite = size < float("inf")
-    scale = row_scale(size)
+    if FOLD:
+        reach = tl.load(center_ptr + D + 3)
+        scale = folded_scale(size, reach)
+    else:
+        scale = row_scale(size)
     if VALID:
         # From the center, which is a code, a vector is as long to a thousandth where it is too long.
         counts = size <= tl.load(center_ptr + D)
@@ -137,7 +154,21 @@ def _search_kernel(
         best = tl.full([BLOCK_N, SLOTS], float("inf"), tl.float32)
         at = tl.zeros([BLOCK_N, SLOTS], tl.int32)
     second = best
-    if DC == DP:
+    if FOLD:
+        column_of_row = tl.arange(0, WIDTH)
+        x = centered(x_ptr, center_ptr, row, column_of_row % D, wanted & finite, D, stride_n, stride_d, WHOLE)
+        x = folded(tl.where(finite[:, None], x, 0.0), scale, reach, column_of_row, D, FOLD)
+        for tile in range(first_tile, first_tile + share):
+            code = tile * BLOCK_K + column
+            place = code[None, :].to(tl.int64) * WIDTH + column_of_row[:, None]
+            score = tl.dot(x, tl.load(fold_ptr + place))
+            if OTHER:
+                score = tl.where(code[None, :] == not_code[:, None], float("inf"), score)
+            if EACH:
+                best, at = _better_each(score, tile, best, at)
+            else:
+                best, at, second = _better_slots(score, tile, best, at, second, CERTIFY, BLOCK_N, BLOCK_K)
+    elif DC == DP:
         hi, lo = split(tl.where(finite[:, None], x, 0.0), scale[:, None])
         for tile in range(first_tile, first_tile + share):
             code = tile * BLOCK_K + column
@@ -212,12 +243,22 @@ class Tiles(NamedTuple):
     """Each column of the tiles is a slot: more registers, and no second kernel."""
 
 
-def tile_sizes(k: int, d: int, precision: str) -> Tiles:
-    """For a class of shapes, the fastest of those tried on one H200."""
+def width_of(k: int, d: int, halves: int) -> int:
+    """Of how many numbers a score is the one product (`Fold`); 0 where that would take longer than products apart."""
+    width = max(16, power_of_2(halves * d + 3))
+    most = FOLDED_FEW if k <= FEW else FOLDED
+    return width if d <= 32 and width <= most else 0
+
+
+def tile_sizes(k: int, d: int, precision: str, width: int = 0) -> Tiles:
+    """For a class of shapes, the fastest of those tried on one H200; `width` is that of `width_of`."""
     padded = max(16, power_of_2(d))
+    if padded <= 64 and k <= FEW:
+        return Tiles(64, 64, padded, 4, 3 if width else 2, each=True)
+    if width:
+        return Tiles(64 if width <= 32 else 128, 128, padded, 4, 2 if width == FOLDED else 3)
     if padded <= 64:
-        few = Tiles(64, 64, padded, 4, 2, each=True)
-        return few if k <= 2048 else Tiles(128, 128, padded, 4, 2 if padded == 64 and precision == "exact" else 3)
+        return Tiles(128, 128, padded, 4, 2 if padded == 64 and precision == "exact" else 3)
     if padded == 128:
         return Tiles(128, 128, padded, 8, 2) if precision == "exact" else Tiles(128, 64, padded, 8, 3)
     if padded == 256:
@@ -297,12 +338,16 @@ def search(
     exact = precision == "exact"
     whole = exact and x_ND.dtype in (torch.bfloat16, torch.float16)
     padded = max(16, power_of_2(d))
-    tiles = tile_sizes(k, d, precision)
+    halves = (2 if whole else 3) if exact else 1
+    width = width_of(k, d, halves)
+    tiles = tile_sizes(k, d, precision, width)
     first, again = Pass.of(tiles, k, 1 if tiles.each else shares_of(n, k, tiles)), None
     if exact and metric != "dot" and proves(n, k, padded):
+        width = 0
         again = Pass.of(tiles, k, max(1, min(LISTED_SHARES, LISTED // n)))
         tiles = tile_sizes(k, d, "fast")
         first = Pass.of(tiles, k, shares_of(n, k, tiles))
+    fold = None
     rows, kept = max(first.rows, again.rows if again else 0), max(first.shares, again.shares if again else 0)
     found_SN = index_N if tiles.each else work.empty(kept, n, dtype=torch.int64, device=device)
     best_SN = index_N if tiles.each else work.empty(kept, n, dtype=torch.float32, device=device)
@@ -311,22 +356,29 @@ def search(
     number = work.empty(1, dtype=torch.int32, device=device) if again else None
     parts = cdiv(rows, CODES)
     longest = work.empty(2, parts, dtype=torch.float32, device=device) if again else None
+    if width:
+        folds = work.empty(rows, width, dtype=torch.float16, device=device)
+        fold = Fold(folds, work.empty(parts, dtype=torch.int32, device=device), halves)
     other_N = index_N if other_than_N is None else other_than_N
     terms = split_codes(
-        work, x_ND, codes_KD, rows, padded, metric, exact, whole, learns, skipped, stats, kept_KD, number, longest
-    )
+        work, x_ND, codes_KD, rows, padded, metric, exact, whole, learns, skipped, stats, kept_KD, number, longest,
+        fold,
+    )  # fmt: skip
     for each in (first, again) if again else (first,):
         (tiles, shares, share), listed, certify = each, each is again, again is not None and each is first
         how = {"OTHER": other_than_N is not None, "WHOLE": whole, "CERTIFY": certify, "LISTED": listed}
-        work.launch(
-            _search_kernel, (cdiv(n, tiles.block_n), shares), x_ND, index_N if keep_N is None else keep_N, other_N,
-            *terms, found_SN, best_SN, runner_SN, index_N if valid_N is None else valid_N,
-            index_N if skipped is None else skipped, rows_N, index_N if number is None else number,
-            best_SN if longest is None else longest, n, d, share, parts, x_ND.stride(0), x_ND.stride(1),
-            HAS_KEEP=keep_N is not None, VALID=valid_N is not None and not listed, EXACT=exact and not certify,
-            EACH=tiles.each, **how, DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+        for unfolded in (False, True) if fold else (True,):
+            work.launch(
+                _search_kernel, (cdiv(n, tiles.block_n), shares), x_ND, index_N if keep_N is None else keep_N, other_N,
+                *terms, found_SN, best_SN, runner_SN, index_N if valid_N is None else valid_N,
+                index_N if skipped is None else skipped, rows_N, index_N if number is None else number,
+                best_SN if longest is None else longest, index_N if fold is None else fold.rows,
+                index_N if fold is None else fold.unusual, n, d, share, parts, x_ND.stride(0), x_ND.stride(1),
+                HAS_KEEP=keep_N is not None, VALID=valid_N is not None and not listed, EXACT=exact and not certify,
+                EACH=tiles.each, **how, FOLD=0 if unfolded else halves, WIDTH=width,
+                UNFOLDED=unfolded, DP=padded, DC=tiles.chunk, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+                num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
         if not tiles.each:
             which = LISTED_WHICH if listed else WHICH
             work.launch(

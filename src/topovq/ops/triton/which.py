@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from topovq.ops.triton.codes import exponent, part_of_size, power_of_two
+from topovq.ops.triton.codes import part_of_size, row_scale
 
 SLOTS = tl.constexpr(16)  # of a row, which share the columns of a tile of codes
 ROUNDING = tl.constexpr(2.0**-17)  # more than sums of products in float32 are off by
@@ -25,12 +25,6 @@ def centered(x_ptr, center_ptr, row, dim, wanted, D, stride_n, stride_d, WHOLE: 
     if not WHOLE:
         x = tl.where(on, x - tl.load(center_ptr + dim, dim < D, 0.0)[None, :], 0.0)
     return x
-
-
-@triton.jit
-def row_scale(size):
-    e = tl.minimum(exponent(size) + 10, 250)
-    return tl.where(size < float("inf"), power_of_two(261 - e), 1.0)
 
 
 @triton.jit
