@@ -158,11 +158,12 @@ def test_where_a_score_is_one_product():
     assert [width_of(k, d, 3) for k, d in ((16_384, 8), (16_384, 9), (16_384, 20), (16_384, 32))] == [32, 32, 64, 128]
     assert [width_of(512, d, 3) for d in (1, 8, 20, 21)] == [16, 32, 64, 0]
     assert [width_of(16_384, d, 1) for d in (13, 14, 29, 32, 33)] == [16, 32, 32, 64, 0]
+    assert [width_of(16_384, d, 2) for d in (8, 14, 30, 31)] == [32, 32, 64, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-@pytest.mark.parametrize(("k", "d"), [(70, 8), (2100, 13), (2100, 32)])
+@pytest.mark.parametrize(("k", "d"), [(70, 8), (2100, 13), (2100, 30)])
 def test_rows_hold_codes_and_biases_in_halves(folds, k, d, precision, dtype):
     x, codes = noise(5, d).to(dtype), noise(k, d, seed=1) + 3
     kernel_nearest(x, codes, precision=precision)

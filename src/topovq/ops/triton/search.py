@@ -46,7 +46,7 @@ LISTED_WHICH = 8  # the same for vectors on the list: few, so that programs with
 LISTED_SHARES = 16  # of the codes, at most, among which vectors on the list are searched
 LISTED = 2**20  # vectors times shares, at most
 PARTS = tl.constexpr(1024)  # of the codes, of which one program looks at what each has left
-FOLDED, FOLDED_FEW = 128, 64  # numbers at most of which a score is the product, and where each code has a slot
+FOLDED, FOLDED_FEW = 128, 64  # numbers at most of which a score is the product; with fewer products, or few codes
 FEW = 2048  # codes, of few dimensions, that have a slot each
 CHUNK = 64  # dimensions at a time where a tile of vectors does not fit the registers
 
@@ -246,7 +246,7 @@ class Tiles(NamedTuple):
 def width_of(k: int, d: int, halves: int) -> int:
     """Of how many numbers a score is the one product (`Fold`); 0 where that would take longer than products apart."""
     width = max(16, power_of_2(halves * d + 3))
-    most = FOLDED_FEW if k <= FEW else FOLDED
+    most = FOLDED if halves == 3 and k > FEW else FOLDED_FEW
     return width if d <= 32 and width <= most else 0
 
 
