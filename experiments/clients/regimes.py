@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from experiments.clients.images import load_images
-from experiments.clients.run import Cell, Run, environment
+from experiments.clients.run import Cell, Run
+from experiments.ledger import environment
 from experiments.peers import their
 from topovq import ResidualVQ
 from topovq.metrics import code_counts, perplexity, usage

@@ -12,12 +12,10 @@ numpy and Pillow alone (and vector-quantize-pytorch where a method is of that pa
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib.util
 import json
 import math
-import platform
 import subprocess
 import sys
 import time
@@ -25,7 +23,6 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,7 @@ if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it
 
 from experiments.clients.images import Crops, load_images, pack
 from experiments.clients.methods import ALONE, UNORDERED, Cell, build, cells
+from experiments.ledger import environment, read, write
 from topovq.grid import Grid
 from topovq.metrics import perplexity, ssim, topographic_error
 from topovq.tokenizer.models.vqgan import Decoder, Encoder
@@ -48,7 +46,6 @@ AT_ONCE = 256  # crops, in a measure
 ORDERED = 16_384  # vectors that the topographic error is taken over
 WARM_UP = 20  # steps before the clock runs
 TIMED = 120  # steps of a run alone, where several are trained at once
-VERSIONS_OF = ("topovq", "torch", "numpy", "vector-quantize-pytorch")
 BROKEN = 4  # the exit code where the device can no longer be used: a new process goes on
 
 
@@ -234,30 +231,6 @@ def together(runs: Sequence[Run], stops: Sequence[int]) -> None:
 # Many runs
 
 
-def read(out: Path) -> list[dict[str, Any]]:
-    """The records in a file, also of runs that failed; a line that was cut off is none."""
-    records = []
-    for line in out.read_text().splitlines() if out.exists() else ():
-        with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
-    return records
-
-
-def environment(device: torch.device, commit: str | None) -> dict[str, Any]:
-    cuda = device.type == "cuda"
-    if commit is None:
-        here = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-        with contextlib.suppress(OSError):
-            commit = subprocess.run(here, capture_output=True, text=True, check=False).stdout.strip() or None
-    facts: dict[str, Any] = {"commit": commit, "version_python": platform.python_version()}
-    for name in VERSIONS_OF:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            facts[f"version_{name}"] = metadata.version(name)
-    facts["version_torch"] = torch.__version__
-    facts["hardware"] = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
-    return facts
-
-
 def run_cells(
     wanted: Iterable[Cell],
     out: Path,
@@ -299,9 +272,8 @@ def run_cells(
                 continue
             failed = {"failed": str(error).splitlines()[0], "graph": graph}
             records = [{"study": "clients", "cell": asdict(each), **failed} for each in group]
-        with open(out, "a") as file:
-            file.writelines(json.dumps({**record, **facts}) + "\n" for record in records)
         for each, record in zip(group, records):
+            write(out, {**record, **facts})
             say(summary(each, record))
         if broken:
             sys.exit(BROKEN)

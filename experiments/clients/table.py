@@ -7,16 +7,13 @@ that were done otherwise.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.clients.methods import METHODS, QUICK_CELL, cells
-from experiments.clients.run import Cell, read, run_cells
+from experiments.clients.run import Cell, run_cells
+from experiments.ledger import finished, left_to_run
 from experiments.plots import canvas, style
 from experiments.runs import FACTS, Spread, as_text, some
 from experiments.specs import CLIENTS, QUICK, Options
@@ -89,36 +86,13 @@ def wanted(options: Options) -> list[Cell]:
 
 def run_missing(options: Options, say: Callable[[str], object]) -> None:
     """Train what no record tells of, one run after the other, on this machine."""
-    needed, found = wanted(options), find(options)
-    todo = [cell for cell in needed if cell.id not in found]
-    say(f"{len(needed)} runs are needed; {len(needed) - len(todo)} of them are done already")
-    if todo and options.dataset != QUICK and not torch.cuda.is_available():
-        say("there is no GPU here: this takes hours a run (--quick makes a small version in a minute)")
+    todo = left_to_run(wanted(options), find(options), options.dataset == QUICK, say)
     options.runs.mkdir(parents=True, exist_ok=True)
     run_cells(todo, options.runs / FILE, options.data_path, say=say)
 
 
 def find(options: Options) -> dict[str, dict[str, Any]]:
-    """The records of finished runs by id; two of one run that disagree are refused."""
-    found: dict[str, dict[str, Any]] = {}
-    for folder in (options.runs, *options.records):
-        for path in sorted(folder.rglob("*.jsonl")):
-            for record in read(path) if _is_ours(path) else ():
-                if "rows" not in record:
-                    continue
-                run = Cell(**record["cell"])
-                if found.setdefault(run.id, record)["rows"] != record["rows"]:
-                    raise ValueError(f"{path}: there are two records of {run.name!r}, which disagree")
-    return found
-
-
-def _is_ours(path: Path) -> bool:
-    with open(path, "rb") as file:
-        try:
-            first = json.loads(file.readline())
-        except ValueError:
-            return False
-    return isinstance(first, dict) and first.get("study") == CLIENTS
+    return finished(CLIENTS, (options.runs, *options.records), lambda told: Cell(**told))
 
 
 def make_clients(options: Options) -> Table:

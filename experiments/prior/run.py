@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
+import importlib.util
 import math
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
@@ -29,7 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.clients.run import environment, read
+if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it; its models do not use it
+    sys.modules["rich"] = types.ModuleType("rich")
+
+from experiments.ledger import environment, read, write
 from experiments.prior.books import Images, Steps, Tokens, adamw, cached, load, pack_cifar10
 from experiments.prior.cells import NARROWEST, SMOOTHED, WIDEST, Book, Cell, cells, digits, quick_cells
 from experiments.prior.pace import TOKENIZER, Pace
@@ -233,9 +237,9 @@ def run_cells(
         if training is not None and cell in SAMPLED:  # before the record, by which the cell would count as done
             look = partial(look_at, training.prior, kept[cell.book], images[cell.book.data], vgg, out)
             looked = _looked(cell, record, look, say)
-        _write(path, record | facts)
+        write(path, record | facts)
         if looked is not None:
-            _write(path, {"study": STUDY, "cell": asdict(cell), "sampled": looked, "graph": False, **facts})
+            write(path, {"study": STUDY, "cell": asdict(cell), "sampled": looked, "graph": False, **facts})
         training = None
         gc.collect()
         if device.type == "cuda":
@@ -257,13 +261,6 @@ def _looked(
     distance = f", FD-VGG {looked['fd_vgg']:.1f}" if "fd_vgg" in looked else ""
     say(f"  {looked['images']:,} samples, {looked['images_per_second']:,.0f} a second{distance}")
     return {**looked, "bits_per_token": min(row["bits"] for row in record["rows"])}
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    """Add a line. One that a killed process left unfinished is ended first, or it would swallow this one."""
-    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
-    with open(path, "a") as file:
-        file.write("\n" * cut_off + json.dumps(record) + "\n")
 
 
 def summary(cell: Cell, record: dict[str, Any]) -> str:

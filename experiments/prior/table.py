@@ -12,15 +12,12 @@ of what tokens.py measures.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from experiments.clients.run import read
+from experiments.ledger import finished, left_to_run, of_study
 from experiments.plots import canvas, style
 from experiments.prior.cells import Book, Cell, cells, quick_cells
 from experiments.prior.run import STUDY, run_cells
@@ -94,11 +91,7 @@ def wanted(options: Options) -> list[Cell]:
 
 def run_missing(options: Options, say: Callable[[str], object]) -> None:
     """Train what no record tells of, one run after the other, on this machine."""
-    needed, found = wanted(options), find(options)
-    todo = [cell for cell in needed if cell.id not in found]
-    say(f"{len(needed)} runs are needed; {len(needed) - len(todo)} of them are done already")
-    if todo and options.dataset != QUICK and not torch.cuda.is_available():
-        say("there is no GPU here: this takes hours a run (--quick makes a small version in a minute)")
+    todo = left_to_run(wanted(options), find(options), options.dataset == QUICK, say)
     out, vgg = options.runs / STUDY, options.data_path / VGG_FILE if options.data_path is not None else None
     if vgg is not None and not vgg.is_file():
         say(f"there is no {vgg}, so there will be no FD-VGG")
@@ -107,33 +100,13 @@ def run_missing(options: Options, say: Callable[[str], object]) -> None:
 
 
 def find(options: Options) -> dict[str, dict[str, Any]]:
-    """The records of finished runs by id; two of one run that disagree are refused."""
-    found: dict[str, dict[str, Any]] = {}
-    for folder in (options.runs, *options.records):
-        for path in sorted(folder.rglob("*.jsonl")):
-            for record in read(path) if _is_ours(path) else ():
-                if "rows" not in record:
-                    continue
-                run = Cell.of(record["cell"])
-                if found.setdefault(run.id, record)["rows"] != record["rows"]:
-                    raise ValueError(f"{path}: there are two records of {run.name!r}, which disagree")
-    return found
+    return finished(STUDY, (options.runs, *options.records), Cell.of)
 
 
 def find_sampled(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """The records of samples by the id of their cell, the newest of each."""
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.jsonl"))]
-    told = [record for path in paths if _is_ours(path) for record in read(path) if "sampled" in record]
+    told = [record for _, record in of_study(STUDY, folders) if "sampled" in record]
     return {Cell.of(record["cell"]).id: record for record in told}
-
-
-def _is_ours(path: Path) -> bool:
-    with open(path, "rb") as file:
-        try:
-            first = json.loads(file.readline())
-        except ValueError:
-            return False
-    return isinstance(first, dict) and first.get("study") == STUDY
 
 
 def rows_of(options: Options) -> tuple[list[Row], list[str]]:
