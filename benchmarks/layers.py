@@ -123,7 +123,7 @@ class Bench:
                 add(run, kind, shape, STEP, None, note=reason)
             return
         layer, mib = None, None
-        floor = floor_ms(*shape, 4, mode != "fast", *self.ceiling) if self.ceiling else None
+        floor = floor_ms(*shape, 4, *self.ceiling) if self.ceiling else None
         for run in runs:
             compiles = run in COMPILED
             if not self.in_time(f"{library} {kind} {run} at {shape}", LAST_COMPILATION if compiles else 0):

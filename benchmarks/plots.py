@@ -73,7 +73,7 @@ def draw_layers(results: Results) -> Figure:
         Line2D([], [], color=SKY, marker="o", label="topovq, fast, in a graph"),
         *(Line2D([], [], color=color, marker="o", label=PEERS[library]) for library, color in COLORS.items()),
         Line2D([], [], color=GRAY, ls=":", marker="d", label="flash-kmeans tf32, search only"),
-        Line2D([], [], color="0.3", lw=1, label="floor of the exact step"),
+        Line2D([], [], color="0.3", lw=1, label="floor of a step"),
         Line2D([], [], color="0.3", ls="", marker="x", ms=8, mew=2, label="did not fit, or over 5 s"),
     ]
     figure.legend(handles=keys, ncol=3, loc="lower center", frameon=False, fontsize=9.5)
