@@ -74,7 +74,8 @@ class NoTime(RuntimeError):
 
 
 class Training:
-    """A prior on its way: `advance` to a step, `bits` of the validation tokens."""
+    """A prior on its way: `advance` to a step, `bits` of the validation tokens. With `graph` its blocks are compiled,
+    and a step is one CUDA graph."""
 
     def __init__(self, cell: Cell, tokens: Tokens, graph: bool = True) -> None:
         self.cell, self.device, self.graph = cell, tokens.train_NT.device, graph
@@ -85,6 +86,9 @@ class Training:
             self.train_NT, self.val_NT = new_K[self.train_NT], new_K[self.val_NT]
             codes_KD = torch.empty_like(codes_KD).index_copy_(0, new_K, codes_KD)
         self.prior = make_prior(cell, tokens, codes_KD).to(self.device)
+        if graph:
+            for block in self.prior.blocks:  # all alike, so one compilation serves all, of later cells, too
+                block.compile(dynamic=False)
         self.rate = torch.tensor(cell.learning_rate, device=self.device)
         self.optimizer = adamw(list(self.prior.parameters()), self.rate, DECAY, self.device)
         order = torch.Generator().manual_seed(3_000 + cell.seed)
@@ -196,7 +200,7 @@ def run_cells(
 ) -> None:
     """Add the records of those cells that OUT/prior.jsonl does not have, tokenizer by tokenizer. One that would not end
     before the time `until` is left out; one that fails leaves a record that says so, and is tried once more without a
-    CUDA graph."""
+    CUDA graph and a compiler."""
     out.mkdir(parents=True, exist_ok=True)
     path, device = out / FILE, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts, known = environment(device, commit), read(path)
@@ -253,7 +257,8 @@ def _looked(
 ) -> dict[str, Any] | None:
     """What samples look like; a failure is told and costs no run."""
     try:
-        looked = look(f"{cell.book.codebook}-{cell.book.K}")
+        with torch.compiler.set_stance("force_eager"):  # a step of sampling is another shape each time
+            looked = look(f"{cell.book.codebook}-{cell.book.K}")
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         traceback.print_exc(limit=-4)
         say(f"  no samples: {error}")
