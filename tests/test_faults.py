@@ -315,6 +315,7 @@ def assert_same_on_both_ranks(two_ranks, name):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.xdist_group("faults of ranks")
 def test_fault_09_a_module_older_than_the_process_group_synchronizes(two_ranks):
     assert_same_on_both_ranks(two_ranks, "late")
     whole = distributed_vq(False)
@@ -324,6 +325,7 @@ def test_fault_09_a_module_older_than_the_process_group_synchronizes(two_ranks):
         torch.testing.assert_close(two_ranks[0]["late"][key], value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.xdist_group("faults of ranks")
 def test_fault_10_a_rank_without_tokens_neither_hangs_nor_counts(two_ranks):
     assert_same_on_both_ranks(two_ranks, "masked")
     alone = distributed_vq(False)
@@ -333,6 +335,7 @@ def test_fault_10_a_rank_without_tokens_neither_hangs_nor_counts(two_ranks):
         torch.testing.assert_close(two_ranks[0]["masked"][key], value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.xdist_group("faults of ranks")
 def test_fault_10_reviving_and_starting_codes_without_tokens_on_a_rank(two_ranks):
     assert_same_on_both_ranks(two_ranks, "revival")
     codes = two_ranks[0]["revival"]["codebooks.0.codes"]

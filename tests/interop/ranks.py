@@ -28,7 +28,8 @@ mine = data()[:, rank::2]  # every other row of each batch
 END = """
 dist.barrier()
 dist.destroy_process_group()
-os._exit(rank == 0 and os.wait()[1] != 0)  # gloo's threads may outlive the group and abort the interpreter's own way out
+failed = rank == 0 and os.wait()[1] != 0
+os._exit(failed)  # gloo's threads may outlive the group and abort the interpreter's own way out
 """
 
 

@@ -39,7 +39,8 @@ state = {name: value.contiguous() for name, value in vq.state_dict().items()}
 save_file(state, os.path.join(folder, f"rank{rank}.safetensors"))
 dist.barrier()
 dist.destroy_process_group()
-os._exit(rank == 0 and os.wait()[1] != 0)  # gloo's threads may outlive the group and abort the interpreter's own way out
+failed = rank == 0 and os.wait()[1] != 0
+os._exit(failed)  # gloo's threads may outlive the group and abort the interpreter's own way out
 """
 
 
