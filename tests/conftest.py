@@ -1,5 +1,6 @@
 """What every test rests on: one thread, repeatable examples, Triton's interpreter where there is no GPU, and gauges."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +20,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels read it when they are defined: none is imported yet
 hypothesis.settings.register_profile("topovq", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("topovq")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
+
 
 GAUGE = """
 import torch
