@@ -22,6 +22,21 @@ hypothesis.settings.register_profile("topovq", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("topovq")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The group behind a test's name, by which tests are dealt out.
+
+    pytest-xdist 3.8 writes it where pytest 9.2 no longer reads it (pytest-dev/pytest-xdist#1386).
+    """
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
+        name = f"@{'_'.join(groups)}"
+        if groups and hasattr(item, "_id") and not item.nodeid.endswith(name):
+            item._id = type(item._id).parse(item.nodeid + name)
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: no collection of garbage goes through it again."""
     gc.collect()
