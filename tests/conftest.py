@@ -1,5 +1,6 @@
 """What every test rests on: one thread, repeatable examples, Triton's interpreter where there is no GPU, and gauges."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +20,28 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels read it when they are defined: none is imported yet
 hypothesis.settings.register_profile("topovq", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("topovq")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The group behind a test's name, by which tests are dealt out.
+
+    pytest-xdist 3.8 writes it where pytest 9.2 no longer reads it (pytest-dev/pytest-xdist#1386).
+    """
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
+        name = f"@{'_'.join(groups)}"
+        if groups and hasattr(item, "_id") and not item.nodeid.endswith(name):
+            item._id = type(item._id).parse(item.nodeid + name)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
+
 
 GAUGE = """
 import torch

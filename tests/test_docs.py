@@ -30,13 +30,43 @@ def test_there_is_something_to_run():
     assert blocks(ROOT / "README.md"), "the README shows no Python"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
-def test_python_blocks_run(page, tmp_path):
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks(page)))
+# Each script in a process and a folder of its own; all of them have the import of torch and topovq from the one before.
+RUNNER = """
+import os, runpy, sys
+import torch, topovq
+for script in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        os.chdir(os.path.dirname(script))
+        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv = [script]
+        runpy.run_path(script, run_name="__main__")
+        sys.exit()
+    with open(os.path.join(os.path.dirname(script), "code"), "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """How the blocks of each page ended: exit code and what was said."""
+    shown = [page for page in PAGES if blocks(page)]
+    folders = [tmp_path_factory.mktemp("page") for _ in shown]
+    for page, folder in zip(shown, folders):
+        (folder / "page.py").write_text("\n".join(blocks(page)))
     environment = {**os.environ, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = [sys.executable, "-c", RUNNER, *(folder / "page.py" for folder in folders)]
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    return {
+        page: tuple((folder / name).read_text() for name in ("code", "said")) for page, folder in zip(shown, folders)
+    }
+
+
+@pytest.mark.xdist_group("blocks of the pages")
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
+def test_python_blocks_run(page, ended):
+    code, said = ended[page]
+    assert code == "0", said[-3000:]
 
 
 def anchors(page: Path) -> set[str]:

@@ -211,6 +211,17 @@ def test_who_is_not_revived(why, monkeypatch):
     assert book.codes[3] == 30
 
 
+def test_on_the_cpu_no_place_is_looked_for_while_no_code_waits(monkeypatch):
+    """That is most of a small step's time."""
+    book = waiting(torch.tensor([[0.0], [10.0]]), [], [], monkeypatch)
+    monkeypatch.setattr(rides, "asked", lambda *_: 1 / 0)
+    learn(book, torch.tensor([[4.0], [11.0]]), [0, 1])
+    assert book.counts.tolist() == [1, 1]
+    book.idle[1] = LONGEST_WAIT + 1
+    with pytest.raises(ZeroDivisionError):
+        learn(book, torch.tensor([[4.0]]), [0])
+
+
 def test_one_code_comes_to_a_place_at_a_time(monkeypatch):
     book = waiting(torch.tensor([[0.0], [10.0], [20.0], [30.0]]), [2, 3], [0] * 4, monkeypatch)
     book.counts[0] = 9.0

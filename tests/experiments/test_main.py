@@ -22,6 +22,8 @@ from experiments.specs import TABLES, cells
 from topovq.cli import main as topovq
 from topovq.tokenizer.training import read_record
 
+pytestmark = pytest.mark.xdist_group("sweep")
+
 ROOT = Path(__file__).parents[2]
 QUICK = ["sensitivity", "--quick", "--seeds", "1", "--steps", "40", "--jobs", "1"]
 

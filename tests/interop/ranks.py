@@ -1,4 +1,8 @@
-"""Two processes of torchrun with gloo, for the tests of what wraps a model in them."""
+"""Two processes with gloo, for the tests of what wraps a model in them.
+
+The second is forked from the first, which has imported everything by then. What torchrun does beside that is tried in
+tests/tokenizer/training.
+"""
 
 import os
 import subprocess
@@ -8,22 +12,24 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 BEGIN = """
-import os, sys
+import datetime, os, sys
 import torch
 import torch.distributed as dist
 sys.path.insert(0, HERE)
 from autoencoder import Autoencoder, data
 folder, *arguments = sys.argv[1:]
 torch.manual_seed(0)
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank = int(os.fork() == 0)
+meet, wait = f"file://{folder}/meet", datetime.timedelta(seconds=120)
+dist.init_process_group("gloo", meet, wait, rank=rank, world_size=2)
 mine = data()[:, rank::2]  # every other row of each batch
 """
 
 END = """
 dist.barrier()
 dist.destroy_process_group()
-os._exit(0)  # gloo's threads may outlive the group and abort the interpreter's own way out
+failed = rank == 0 and os.wait()[1] != 0
+os._exit(failed)  # gloo's threads may outlive the group and abort the interpreter's own way out
 """
 
 
@@ -31,9 +37,7 @@ def run_two(worker: str, folder: Path, *arguments: str) -> None:
     """Run the worker's code on two ranks: it finds `rank`, `mine`, `folder` and `arguments`."""
     path = folder / "worker.py"
     path.write_text(BEGIN.replace("HERE", repr(str(HERE))) + worker + END)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
+    command = [sys.executable, str(path), str(folder), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(folder), *arguments], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from quick_interpreter import quicken
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from topovq.grid import Grid
@@ -41,3 +42,5 @@ def _product(self, a, b, d, *_):
 
 
 InterpreterBuilder.create_dot = _product
+if DEVICE == "cpu":
+    quicken()

@@ -106,8 +106,11 @@ WIDE_GRIDS = [
 ]
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["small tiles", "large tiles"])
-@pytest.mark.parametrize("width", [WIDE, 9.3, 12.5, 40.0, 300.0])
+@pytest.mark.parametrize(
+    ("width", "large"),
+    [(WIDE, False), (WIDE, True), (9.3, False), (12.5, True), (40.0, False), (300.0, False), (300.0, True)],
+    ids=lambda value: {False: "small tiles", True: "large tiles"}.get(value, str(value)),
+)
 @pytest.mark.parametrize("grid", WIDE_GRIDS, ids=str)
 def test_wide_gaussians_over_points(monkeypatch, grid, width, large):
     """The way over points against the sum over places, in float64: every weight to float32."""

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("estimator checks")
+
 ORDER = "an online rule depends on the order of the samples, so one sample of weight 2 is not that sample twice"
 CASES = {
     "SelfOrganizingMap()": {},

@@ -20,6 +20,8 @@ from topovq.tokenizer.training import load_run
 from topovq.view.explorer.app import create_follow_app
 from topovq.view.film import Film, write_film
 
+pytestmark = pytest.mark.xdist_group("film")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -141,13 +141,16 @@ def revive_on_map(
     size = len(counts_K)
     vectors = batch_K.sum()
     wait = (WAIT_VECTORS * size / vectors).clamp(WAIT, LONGEST_WAIT)
+    late_K = (vectors > 0) & (waited(idle_K) > wait) & ~frozen_K
+    if late_K.device.type == "cpu" and not late_K.any():  # nobody waits for a device here
+        return
     hears_K = (batch_K >= CHOSEN) & (counts_K > counts_K.mean())
     place_K = torch.full_like(idle_K, -1, dtype=torch.int64)
     for attempt in reversed(range(TRIES)):
         there_K = asked(grid, step, attempt, counts_K.device)
         place_K = torch.where((there_K >= 0) & hears_K[there_K.clamp(min=0)], there_K, place_K)
     donor_K = place_K.clamp(min=0)
-    asks_K = (vectors > 0) & (waited(idle_K) > wait) & ~frozen_K & (place_K >= 0)
+    asks_K = late_K & (place_K >= 0)
     every_K = torch.arange(size, device=counts_K.device)
     heard_K = every_K.new_full((size + 1,), -1).scatter_reduce(0, torch.where(asks_K, donor_K, size), every_K, "amax")
     revived_K = asks_K & (heard_K[donor_K] == every_K)

@@ -35,6 +35,8 @@ from topovq.view.explorer.sheets import MOST_STOPS, line
 from topovq.view.film import Film
 from topovq.view.report import study
 
+pytestmark = pytest.mark.xdist_group("explorer")
+
 LOOPBACK = ("127.0.0.1", "localhost", "testserver")
 
 

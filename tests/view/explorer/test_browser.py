@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from browsing import (
     SCREENSHOTS,
@@ -31,6 +32,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from topovq.tokenizer.atlas import charts
 from topovq.tokenizer.training import load_run
+
+pytestmark = pytest.mark.xdist_group("explorer")
 
 
 def test_the_page_shows_the_run_its_map_and_an_image(page: Page) -> None:

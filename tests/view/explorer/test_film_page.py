@@ -15,6 +15,8 @@ from playwright.sync_api import Page, expect
 
 from topovq.cli import main
 
+pytestmark = pytest.mark.xdist_group("explorer")
+
 
 def test_the_film_begins_and_goes_on_with_the_training(
     open_page: Callable[..., Page], runs: list[Path], tmp_path: Path

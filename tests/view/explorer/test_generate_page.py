@@ -17,6 +17,8 @@ from topovq.storage import model_id
 from topovq.tokenizer.training.runs import load_run
 from topovq.view.explorer import explore
 
+pytestmark = pytest.mark.xdist_group("explorer")
+
 
 def test_paint_out_complete_and_draw(open_page: Callable[..., Page], runs: list[Path], tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -27,6 +27,8 @@ from topovq.view.explorer.problems import Gate, is_address
 from topovq.view.explorer.server import LOOPBACK, is_loopback
 from topovq.view.report import study
 
+pytestmark = pytest.mark.xdist_group("explorer")
+
 TOKEN = "what-the-terminal-shows"
 
 

@@ -19,6 +19,8 @@ from topovq.cli import main
 from topovq.tokenizer.tokenfile import read_tokens
 from topovq.tokenizer.training import load_run
 
+pytestmark = pytest.mark.xdist_group("explorer")
+
 
 def scrolled(page: Page) -> float:
     return page.evaluate("scrollY")

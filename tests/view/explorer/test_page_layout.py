@@ -16,6 +16,8 @@ from small_runs import make_run
 
 from topovq.view.explorer.gallery import most_colorful
 
+pytestmark = pytest.mark.xdist_group("explorer")
+
 
 def place(thing: Locator) -> FloatRect:
     box = thing.bounding_box()
