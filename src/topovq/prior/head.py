@@ -33,11 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.grid import ROW_HEIGHT, Grid, check_range
+from topovq.grid import Grid, check_range
 from topovq.prior.choosing import check_drawing, check_drawn, choose, inverse
+from topovq.prior.layers import Mix
+from topovq.prior.targets import NEVER, Neighbors, check_width
 
-NEVER = -1e30  # a logit of no probability; an infinite one times a weight of 0 would be NaN
-NARROWEST = 1e-6  # cells: a neighborhood of width 0 is the token itself
 MOST_AXES = 3
 
 
@@ -146,7 +146,7 @@ class Head(nn.Module):
         """Mean cross entropy in nats, a scalar; with `width` (cells of the map) that of smoothed targets."""
         if width is None:
             return -self.log_probs(hidden, tokens).mean()
-        _check_width(width)
+        check_width(width)
         tokens = self._fitting(hidden, tokens)
         check_range("token", tokens, self.size)
         return self.smoothed(hidden, tokens, torch.as_tensor(width, device=hidden.device)).mean()
@@ -249,7 +249,7 @@ class FlatHead(Head):
     def __init__(self, dim: int, grid: Grid | int, *, code_dim: int | None = None) -> None:
         size = grid.size if isinstance(grid, Grid) else grid
         super().__init__(dim, size, ((size,),))
-        self.map = _Neighbors(grid if isinstance(grid, Grid) else Grid(grid))
+        self.map = Neighbors(grid if isinstance(grid, Grid) else Grid(grid))
         self.tied = code_dim is not None
         self.out = nn.Linear(dim, code_dim if code_dim is not None else size, bias=code_dim is None)
         if code_dim is not None:
@@ -304,9 +304,9 @@ class MapHead(Head):
     ) -> None:
         grid = grid if isinstance(grid, Grid) else Grid(grid)
         super().__init__(dim, grid, splits if splits is not None else [(n,) for n in grid.shape])
-        self.map = _Neighbors(grid)
+        self.map = Neighbors(grid)
         self.embed = nn.ModuleList(nn.Embedding(n, 2 * dim) for n in self.factors[:-1])  # scales and shifts
-        self.mix = nn.ModuleList(_Mix(dim, hidden or dim) for _ in self.factors)
+        self.mix = nn.ModuleList(Mix(dim, hidden or dim) for _ in self.factors)
         self.out = nn.ModuleList(nn.Linear(dim, n) for n in self.factors)
 
     def factor_logits(self, hidden: Tensor, before: Tensor) -> Tensor:
@@ -335,52 +335,3 @@ class MapHead(Head):
                 before, along = torch.cat([before, digit[..., None]], -1), along * n + digit
             axes.append(along)
         return loss
-
-
-class _Mix(nn.Module):
-    """norm(x + MLP(norm(x)))."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.RMSNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.last = nn.RMSNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(x + self.down(F.gelu(self.up(self.norm(x)))))
-
-
-class _Neighbors:
-    """The Gaussian around places of a map, axis by axis."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-        self.hexagonal = grid.topology == "hexagonal"
-
-    def weights(self, axis: int, coords: Sequence[Tensor], drawn: Sequence[Tensor], width: Tensor) -> Tensor:
-        """q_a [..., n] over the places of `axis`, around coords[axis] [...]; `drawn` are those on the axes before."""
-        side, place = self.grid.shape[axis], coords[axis]
-        every = torch.arange(side, device=place.device)
-        delta = (every - place[..., None]).float()
-        if self.hexagonal and axis == 1:
-            delta = delta + 0.5 * (drawn[0] % 2 - coords[0] % 2).float()[..., None]
-        delta = delta.abs()
-        if self.grid.wrap[axis]:
-            delta = torch.minimum(delta, side - delta)
-        if self.hexagonal and axis == 0:
-            delta = delta * ROW_HEIGHT
-        logits = -((delta / width.float().clamp(min=NARROWEST)) ** 2)
-        if axis == 1 and self.grid.size < self.grid.places:  # the last row is partly empty
-            logits = logits.masked_fill(drawn[0][..., None] * side + every >= self.grid.size, NEVER)
-        return logits.softmax(-1)
-
-
-def _check_width(width: Tensor | float) -> None:
-    """Refuse a width of smoothed targets that is NaN or negative; one on a GPU is not looked at."""
-    if isinstance(width, Tensor):
-        if torch.compiler.is_compiling() or width.device.type != "cpu":
-            return
-        fits = bool((width >= 0).all())
-    else:
-        fits = width >= 0
-    if not fits:
-        raise ValueError(f"width={width!r} must be at least 0: cells of the map over which targets are smoothed")

@@ -1,4 +1,4 @@
-"""The parts of the transformer: its inputs, its blocks, and angles that say where a token lies.
+"""The parts of the transformer: its inputs, its blocks, angles that say where a token lies, and an MLP of heads.
 
 Legend: B images, T tokens of an image, D width, H heads, d = D / H, K codes, C dimensions of a code.
 """
@@ -79,3 +79,15 @@ def rotate(x_BHTd: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
     """Turn pairs of numbers (i, i + d/2) by the angles, so that products of queries and keys depend on differences."""
     left, right = x_BHTd.to(cos_Td.dtype).chunk(2, -1)
     return torch.cat([left * cos_Td - right * sin_Td, left * sin_Td + right * cos_Td], -1).to(x_BHTd.dtype)
+
+
+class Mix(nn.Module):
+    """norm(x + MLP(norm(x)))."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.last = nn.RMSNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.down(F.gelu(self.up(self.norm(x)))))
