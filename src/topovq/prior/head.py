@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from topovq.grid import Grid, check_range
 from topovq.prior.choosing import check_drawing, check_drawn, choose, inverse
-from topovq.prior.layers import Mix
+from topovq.prior.layers import CodeFit, Mix
 from topovq.prior.targets import NEVER, Neighbors, check_width
 
 MOST_AXES = 3
@@ -111,6 +111,13 @@ class Head(nn.Module):
             axes.append(along)
         return self.grid.flatten(axes)
 
+    def _number(self, digits: Tensor) -> Tensor:
+        """The number [...] of the first digits int64 [..., f] among all that there are: 0 if f is 0."""
+        number = digits.new_zeros(digits.shape[:-1])
+        for n, digit in zip(self.factors, digits.unbind(-1)):
+            number = number * n + digit
+        return number
+
     def _mask(self, logits: Tensor, before: Tensor) -> Tensor:
         """Logits of the next factor without the choices that lead to no code."""
         if not self.gaps:
@@ -172,11 +179,8 @@ class Head(nn.Module):
             total = (total[..., None] + logits.log_softmax(-1)).flatten(1)
             choice = torch.arange(n, device=hidden.device).repeat(paths).view(1, -1, 1).expand(len(rows), -1, -1)
             before = torch.cat([before.repeat_interleave(n, 1), choice], -1)
-        digits_KF = self.digits(torch.arange(self.size, device=hidden.device))
-        place = torch.zeros_like(digits_KF[:, 0])
-        for f, n in enumerate(self.factors):
-            place = place * n + digits_KF[:, f]
-        return total[:, place].view(*hidden.shape[:-1], self.size)
+        places = self._number(self.digits(torch.arange(self.size, device=hidden.device)))
+        return total[:, places].view(*hidden.shape[:-1], self.size)
 
     # Sampling
 
@@ -287,11 +291,17 @@ class MapHead(Head):
             A line with splits is any factorization of token numbers: `MapHead(dim, 2**18, splits=[(64, 4096)])` takes
             the first 6 bits, then the other 12.
     hidden  width of the MLPs below; dim if not given
+    code_dim  if given, the head knows the codes, which have so many dimensions. Give them by `set_codes`.
 
     Each factor has a small MLP of its own. From the second on, the hidden state is first scaled and shifted by each of
     the digits before, so that a column is predicted for the row that was chosen:
 
-        x = (1 + S[digit]) * h + B[digit],   logits_f = W_f norm(x + MLP_f(norm(x)))
+        x = (1 + S[digit]) * h + B[digit],   y_f = norm(x + MLP_f(norm(x))),   logits_f = W_f y_f
+
+    The last digit settles the code. With codes its logits say, too, how well the code at that place fits, so that codes
+    that are alike are learned together wherever they lie on the map:
+
+        logits_F[place] = W_F[place] y_F + <Q y_F, features(code[place])>
     """
 
     def __init__(
@@ -301,6 +311,7 @@ class MapHead(Head):
         *,
         splits: Sequence[Sequence[int]] | None = None,
         hidden: int | None = None,
+        code_dim: int | None = None,
     ) -> None:
         grid = grid if isinstance(grid, Grid) else Grid(grid)
         super().__init__(dim, grid, splits if splits is not None else [(n,) for n in grid.shape])
@@ -308,13 +319,28 @@ class MapHead(Head):
         self.embed = nn.ModuleList(nn.Embedding(n, 2 * dim) for n in self.factors[:-1])  # scales and shifts
         self.mix = nn.ModuleList(Mix(dim, hidden or dim) for _ in self.factors)
         self.out = nn.ModuleList(nn.Linear(dim, n) for n in self.factors)
+        paths = math.prod(self.factors[:-1])
+        self.fit = CodeFit(dim, code_dim, paths, self.factors[-1]) if code_dim is not None else None
+
+    @torch.no_grad()
+    def set_codes(self, codes_KC: Tensor) -> None:
+        """Take the codes, scaled to a mean square of 1. A head without code_dim has no use for them."""
+        if self.fit is not None:
+            places = self._number(self.digits(torch.arange(self.size, device=codes_KC.device)))
+            scaled_KC = codes_KC / codes_KC.square().mean().sqrt().clamp(min=1e-12)
+            held = self.fit.codes_PnC
+            held.flatten(0, 1)[places.to(held.device)] = scaled_KC.to(held)
 
     def factor_logits(self, hidden: Tensor, before: Tensor) -> Tensor:
         factor = before.shape[-1]
         for embed, digit in zip(self.embed, before.unbind(-1)):
             scale, shift = embed(digit).chunk(2, -1)
             hidden = (1 + scale) * hidden + shift
-        return self._mask(self.out[factor](self.mix[factor](hidden)).float(), before)
+        hidden = self.mix[factor](hidden)
+        logits = self.out[factor](hidden)
+        if self.fit is not None and factor == len(self.factors) - 1:
+            logits = logits + self.fit(hidden, self._number(before))
+        return self._mask(logits.float(), before)
 
     def smoothed(self, hidden: Tensor, tokens: Tensor, width: Tensor) -> Tensor:
         coords, loss = self.grid.unflatten(tokens), torch.zeros(tokens.shape, device=tokens.device)
