@@ -126,7 +126,8 @@ class CodeFit(nn.Module):
         return (query[..., None, :] @ found).squeeze(-2)
 
     def features(self, codes: Tensor) -> Tensor:
-        return self.last(self.down(F.gelu(self.up(codes))))
+        features = self.down(F.gelu(self.up(codes)))
+        return self.last(features.to(self.last.weight.dtype))  # which autocast leaves in half precision
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """A head that was saved before it knew codes says what it said then: its queries are 0."""
