@@ -2,7 +2,7 @@
 
     flat            one softmax over all codes
     flat tied       the same, tied to the codes of the tokenizer
-    row/column      a row of the map, then a column of it
+    row/column      a row of the map, then a column of it, judged by the code that lies there, too
     bits            the first third of a token's bits, then the others: [6, 12] with 262,144 codes
     own             the factors that the codes of FSQ (its dimensions) and LFQ (bits) have by themselves
     ... shuffled    after the codes were renumbered at random, which takes the map's order away

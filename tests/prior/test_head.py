@@ -71,12 +71,14 @@ MAPS = {
 }
 
 
-def make(name, kind=MapHead):
+def make(name, kind=MapHead, code_dim=3):
     torch.manual_seed(0)
     grid, splits = MAPS[name]
-    head = MapHead(8, grid, splits=splits) if kind is MapHead else FlatHead(8, grid)
+    head = MapHead(8, grid, splits=splits, code_dim=code_dim) if kind is MapHead else FlatHead(8, grid)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
+    if kind is MapHead:
+        head.set_codes(torch.randn(grid.size, 3))
     return head
 
 
@@ -88,6 +90,53 @@ def test_probabilities_sum_to_one_over_the_codes(name):
     each = torch.stack([head.log_probs(h, token.expand(3)) for token in every], -1)
     torch.testing.assert_close(each.exp().sum(-1), torch.ones(3))
     torch.testing.assert_close(head.all_log_probs(h), each)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_last_digit_adds_how_well_its_code_fits(name):
+    """Token by token in float64, the code looked up by its number; of few hidden states and of many."""
+    head, plain = make(name).double(), make(name, code_dim=None).double()
+    plain.load_state_dict({key: tensor for key, tensor in head.state_dict().items() if not key.startswith("fit.")})
+    codes_KC = torch.randn(head.size, 3, generator=torch.Generator().manual_seed(2)).double()
+    head.set_codes(codes_KC)
+    codes_KC = codes_KC / codes_KC.square().mean().sqrt()
+    last, every = len(head.factors) - 1, torch.arange(head.size)
+    for number in (1, 40):
+        h = hidden(number, 8).double()
+        for token in (every[0], every[-1]):
+            before = head.digits(token.expand(number))[:, :last]
+            x = h
+            for embed, digit in zip(head.embed, before.unbind(-1)):
+                scale, shift = embed(digit).chunk(2, -1)
+                x = (1 + scale) * x + shift
+            query = head.fit.query(head.mix[last](x)) / 4
+            added = head.factor_logits(h, before) - plain.factor_logits(h, before)
+            same_path = (head.digits(every)[:, :last] == before[0]).all(-1)
+            for k in every[same_path]:
+                expected = query @ head.fit.features(codes_KC[k])
+                torch.testing.assert_close(added[:, head.digits(k)[last]].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_codes_that_are_alike_are_likely_together():
+    """Columns of one code have one probability, wherever they lie, as long as their own weights are 0."""
+    torch.manual_seed(0)
+    head, h = MapHead(8, Grid((2, 6)), code_dim=2), torch.zeros(1, 8)
+    codes = torch.randn(3, 2)[[0, 1, 2, 2, 1, 0]].repeat(2, 1)
+    head.set_codes(codes)
+    torch.nn.init.zeros_(head.out[1].weight)
+    torch.nn.init.zeros_(head.out[1].bias)
+    p = head.all_log_probs(h).view(2, 6).exp()
+    torch.testing.assert_close(p, p.flip(1))
+    assert (p[:, 0] - p[:, 1]).abs().min() > 1e-3
+
+
+def test_a_head_saved_before_it_knew_codes_says_what_it_said():
+    before, head, h = make("plane", code_dim=None), make("plane"), hidden(5, 8)
+    head.load_state_dict(before.state_dict())
+    torch.testing.assert_close(head.all_log_probs(h), before.all_log_probs(h), rtol=0, atol=0)
+    damaged = {name: tensor for name, tensor in head.state_dict().items() if name != "fit.query.weight"}
+    with pytest.raises(RuntimeError, match=r"Missing key.*fit\.query\.weight"):
+        make("plane").load_state_dict(damaged)
 
 
 @pytest.mark.parametrize("kind", [MapHead, FlatHead])

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import safetensors.torch
 import torch
 
 from topovq import Grid
@@ -151,6 +152,21 @@ def test_a_prior_comes_back_from_its_folder(head, tmp_path):
     assert (again.tokenizer, again.run, again.class_names) == ("ab", "there", ["cat", "dog"])
 
 
+def test_a_prior_saved_before_heads_knew_codes_says_what_it_said(tmp_path):
+    prior = make(code_dim=5)
+    prior.set_codes([torch.randn(12, 5)])
+    prior.save_pretrained(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    state = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    old = {name: tensor for name, tensor in state.items() if ".fit." not in name}
+    assert len(old) == len(state) - 8  # queries, two layers, a norm and the codes
+    safetensors.torch.save_file(old, tmp_path / "model.safetensors")
+    for parameter in prior.outputs[0].fit.query.parameters():
+        torch.nn.init.zeros_(parameter)
+    tokens = tokens_of(prior)
+    assert torch.equal(Prior.from_pretrained(tmp_path).log_probs(tokens), prior.log_probs(tokens))
+
+
 def test_priors_of_tokenizers():
     torch.manual_seed(0)
     options = {"codebook_size": 12, "code_dim": 4, "hidden": 8, "mean": [0.0] * 3, "std": [1.0] * 3}
@@ -166,7 +182,9 @@ def test_priors_of_tokenizers():
         assert model.decode(drawn if len(drawn) > 1 else drawn[0]).shape == (2, 3, 16, 16)
     codes = two.quantizers[1].maps[0].codes
     scaled = codes / codes.square().mean().sqrt()
-    torch.testing.assert_close(Prior.of(two, dim=16, heads=2).inputs[1].codes_KC, scaled)
+    prior = Prior.of(two, dim=16, heads=2)
+    torch.testing.assert_close(prior.inputs[1].codes_KC, scaled)
+    torch.testing.assert_close(prior.outputs[1].fit.codes_PnC.flatten(0, 1), scaled)
 
 
 def test_a_prior_learns_what_there_is_to_learn():

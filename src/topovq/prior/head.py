@@ -33,11 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topovq.grid import ROW_HEIGHT, Grid, check_range
+from topovq.grid import Grid, check_range
 from topovq.prior.choosing import check_drawing, check_drawn, choose, inverse
+from topovq.prior.layers import CodeFit, Mix
+from topovq.prior.targets import NEVER, Neighbors, check_width
 
-NEVER = -1e30  # a logit of no probability; an infinite one times a weight of 0 would be NaN
-NARROWEST = 1e-6  # cells: a neighborhood of width 0 is the token itself
 MOST_AXES = 3
 
 
@@ -111,6 +111,13 @@ class Head(nn.Module):
             axes.append(along)
         return self.grid.flatten(axes)
 
+    def _number(self, digits: Tensor) -> Tensor:
+        """The number [...] of the first digits int64 [..., f] among all that there are: 0 if f is 0."""
+        number = digits.new_zeros(digits.shape[:-1])
+        for n, digit in zip(self.factors, digits.unbind(-1)):
+            number = number * n + digit
+        return number
+
     def _mask(self, logits: Tensor, before: Tensor) -> Tensor:
         """Logits of the next factor without the choices that lead to no code."""
         if not self.gaps:
@@ -146,7 +153,7 @@ class Head(nn.Module):
         """Mean cross entropy in nats, a scalar; with `width` (cells of the map) that of smoothed targets."""
         if width is None:
             return -self.log_probs(hidden, tokens).mean()
-        _check_width(width)
+        check_width(width)
         tokens = self._fitting(hidden, tokens)
         check_range("token", tokens, self.size)
         return self.smoothed(hidden, tokens, torch.as_tensor(width, device=hidden.device)).mean()
@@ -172,11 +179,8 @@ class Head(nn.Module):
             total = (total[..., None] + logits.log_softmax(-1)).flatten(1)
             choice = torch.arange(n, device=hidden.device).repeat(paths).view(1, -1, 1).expand(len(rows), -1, -1)
             before = torch.cat([before.repeat_interleave(n, 1), choice], -1)
-        digits_KF = self.digits(torch.arange(self.size, device=hidden.device))
-        place = torch.zeros_like(digits_KF[:, 0])
-        for f, n in enumerate(self.factors):
-            place = place * n + digits_KF[:, f]
-        return total[:, place].view(*hidden.shape[:-1], self.size)
+        places = self._number(self.digits(torch.arange(self.size, device=hidden.device)))
+        return total[:, places].view(*hidden.shape[:-1], self.size)
 
     # Sampling
 
@@ -249,7 +253,7 @@ class FlatHead(Head):
     def __init__(self, dim: int, grid: Grid | int, *, code_dim: int | None = None) -> None:
         size = grid.size if isinstance(grid, Grid) else grid
         super().__init__(dim, size, ((size,),))
-        self.map = _Neighbors(grid if isinstance(grid, Grid) else Grid(grid))
+        self.map = Neighbors(grid if isinstance(grid, Grid) else Grid(grid))
         self.tied = code_dim is not None
         self.out = nn.Linear(dim, code_dim if code_dim is not None else size, bias=code_dim is None)
         if code_dim is not None:
@@ -287,11 +291,17 @@ class MapHead(Head):
             A line with splits is any factorization of token numbers: `MapHead(dim, 2**18, splits=[(64, 4096)])` takes
             the first 6 bits, then the other 12.
     hidden  width of the MLPs below; dim if not given
+    code_dim  if given, the head knows the codes, which have so many dimensions. Give them by `set_codes`.
 
     Each factor has a small MLP of its own. From the second on, the hidden state is first scaled and shifted by each of
     the digits before, so that a column is predicted for the row that was chosen:
 
-        x = (1 + S[digit]) * h + B[digit],   logits_f = W_f norm(x + MLP_f(norm(x)))
+        x = (1 + S[digit]) * h + B[digit],   y_f = norm(x + MLP_f(norm(x))),   logits_f = W_f y_f
+
+    The last digit settles the code. With codes its logits say, too, how well the code at that place fits, so that codes
+    that are alike are learned together wherever they lie on the map:
+
+        logits_F[place] = W_F[place] y_F + <Q y_F, features(code[place])>
     """
 
     def __init__(
@@ -301,20 +311,36 @@ class MapHead(Head):
         *,
         splits: Sequence[Sequence[int]] | None = None,
         hidden: int | None = None,
+        code_dim: int | None = None,
     ) -> None:
         grid = grid if isinstance(grid, Grid) else Grid(grid)
         super().__init__(dim, grid, splits if splits is not None else [(n,) for n in grid.shape])
-        self.map = _Neighbors(grid)
+        self.map = Neighbors(grid)
         self.embed = nn.ModuleList(nn.Embedding(n, 2 * dim) for n in self.factors[:-1])  # scales and shifts
-        self.mix = nn.ModuleList(_Mix(dim, hidden or dim) for _ in self.factors)
+        self.mix = nn.ModuleList(Mix(dim, hidden or dim) for _ in self.factors)
         self.out = nn.ModuleList(nn.Linear(dim, n) for n in self.factors)
+        paths = math.prod(self.factors[:-1])
+        self.fit = CodeFit(dim, code_dim, paths, self.factors[-1]) if code_dim is not None else None
+
+    @torch.no_grad()
+    def set_codes(self, codes_KC: Tensor) -> None:
+        """Take the codes, scaled to a mean square of 1. A head without code_dim has no use for them."""
+        if self.fit is not None:
+            places = self._number(self.digits(torch.arange(self.size, device=codes_KC.device)))
+            scaled_KC = codes_KC / codes_KC.square().mean().sqrt().clamp(min=1e-12)
+            held = self.fit.codes_PnC
+            held.flatten(0, 1)[places.to(held.device)] = scaled_KC.to(held)
 
     def factor_logits(self, hidden: Tensor, before: Tensor) -> Tensor:
         factor = before.shape[-1]
         for embed, digit in zip(self.embed, before.unbind(-1)):
             scale, shift = embed(digit).chunk(2, -1)
             hidden = (1 + scale) * hidden + shift
-        return self._mask(self.out[factor](self.mix[factor](hidden)).float(), before)
+        hidden = self.mix[factor](hidden)
+        logits = self.out[factor](hidden)
+        if self.fit is not None and factor == len(self.factors) - 1:
+            logits = logits + self.fit(hidden, self._number(before))
+        return self._mask(logits.float(), before)
 
     def smoothed(self, hidden: Tensor, tokens: Tensor, width: Tensor) -> Tensor:
         coords, loss = self.grid.unflatten(tokens), torch.zeros(tokens.shape, device=tokens.device)
@@ -335,52 +361,3 @@ class MapHead(Head):
                 before, along = torch.cat([before, digit[..., None]], -1), along * n + digit
             axes.append(along)
         return loss
-
-
-class _Mix(nn.Module):
-    """norm(x + MLP(norm(x)))."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.RMSNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.last = nn.RMSNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(x + self.down(F.gelu(self.up(self.norm(x)))))
-
-
-class _Neighbors:
-    """The Gaussian around places of a map, axis by axis."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-        self.hexagonal = grid.topology == "hexagonal"
-
-    def weights(self, axis: int, coords: Sequence[Tensor], drawn: Sequence[Tensor], width: Tensor) -> Tensor:
-        """q_a [..., n] over the places of `axis`, around coords[axis] [...]; `drawn` are those on the axes before."""
-        side, place = self.grid.shape[axis], coords[axis]
-        every = torch.arange(side, device=place.device)
-        delta = (every - place[..., None]).float()
-        if self.hexagonal and axis == 1:
-            delta = delta + 0.5 * (drawn[0] % 2 - coords[0] % 2).float()[..., None]
-        delta = delta.abs()
-        if self.grid.wrap[axis]:
-            delta = torch.minimum(delta, side - delta)
-        if self.hexagonal and axis == 0:
-            delta = delta * ROW_HEIGHT
-        logits = -((delta / width.float().clamp(min=NARROWEST)) ** 2)
-        if axis == 1 and self.grid.size < self.grid.places:  # the last row is partly empty
-            logits = logits.masked_fill(drawn[0][..., None] * side + every >= self.grid.size, NEVER)
-        return logits.softmax(-1)
-
-
-def _check_width(width: Tensor | float) -> None:
-    """Refuse a width of smoothed targets that is NaN or negative; one on a GPU is not looked at."""
-    if isinstance(width, Tensor):
-        if torch.compiler.is_compiling() or width.device.type != "cpu":
-            return
-        fits = bool((width >= 0).all())
-    else:
-        fits = width >= 0
-    if not fits:
-        raise ValueError(f"width={width!r} must be at least 0: cells of the map over which targets are smoothed")

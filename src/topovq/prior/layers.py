@@ -1,11 +1,14 @@
-"""The parts of the transformer: its inputs, its blocks, and angles that say where a token lies.
+"""The parts of the transformer: its inputs, its blocks, angles that say where a token lies, and what heads consist of.
 
-Legend: B images, T tokens of an image, D width, H heads, d = D / H, K codes, C dimensions of a code.
+Legend: B images, T tokens of an image, D width, H heads, d = D / H, K codes, C dimensions of a code, P paths of digits
+to the last one, n choices of that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 from topovq.grid import Grid
 
 LONGEST_TURN = 100.0  # cells that it takes the slowest rotary angle to turn by one radian
+FEATURES = 16  # of a code, in a head that knows the codes
 
 
 class TokenInput(nn.Module):
@@ -79,3 +83,56 @@ def rotate(x_BHTd: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
     """Turn pairs of numbers (i, i + d/2) by the angles, so that products of queries and keys depend on differences."""
     left, right = x_BHTd.to(cos_Td.dtype).chunk(2, -1)
     return torch.cat([left * cos_Td - right * sin_Td, left * sin_Td + right * cos_Td], -1).to(x_BHTd.dtype)
+
+
+# Of heads
+
+
+class Mix(nn.Module):
+    """norm(x + MLP(norm(x)))."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.last = nn.RMSNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class CodeFit(nn.Module):
+    """How well codes fit hidden states: <Q h, features(code)>. The codes are laid out by the path of digits that leads
+    to them, [P, n, C]: P paths, n choices of the last digit. Where digits lead to no code there are zeros."""
+
+    codes_PnC: Tensor
+
+    def __init__(self, dim: int, code_dim: int, paths: int, choices: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(dim, FEATURES)
+        self.up, self.down = nn.Linear(code_dim, 4 * FEATURES), nn.Linear(4 * FEATURES, FEATURES)
+        self.last = nn.RMSNorm(FEATURES)
+        self.register_buffer("codes_PnC", torch.zeros(paths, choices, code_dim))
+
+    def forward(self, hidden: Tensor, path: Tensor) -> Tensor:
+        """Products [..., n] of hidden states [..., D] with the codes on their paths int64 [...]."""
+        query = self.query(hidden) / math.sqrt(FEATURES)
+        if len(self.codes_PnC) == 1:
+            return F.linear(query, self.features(self.codes_PnC[0]))
+        if path.numel() < len(self.codes_PnC):  # in sampling: the features of those alone
+            found = self.features(self.codes_PnC[path]).mT
+        else:
+            every = self.features(self.codes_PnC).mT.to(query.dtype).flatten(1)  # half precision is half the memory
+            found = every.index_select(0, path.flatten()).view(*path.shape, FEATURES, -1)
+        return (query[..., None, :] @ found).squeeze(-2)
+
+    def features(self, codes: Tensor) -> Tensor:
+        features = self.down(F.gelu(self.up(codes)))
+        return self.last(features.to(self.last.weight.dtype))  # which autocast leaves in half precision
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A head that was saved before it knew codes says what it said then: its queries are 0."""
+        if not any(name.startswith(prefix) for name in state):
+            nn.init.zeros_(self.query.weight)
+            nn.init.zeros_(self.query.bias)
+            state.update({prefix + name: tensor for name, tensor in self.state_dict().items()})
+        super()._load_from_state_dict(state, prefix, *rest)

@@ -49,7 +49,8 @@ class Prior(nn.Module, HubModel):
     head       "map" (MapHead), "flat" or "tied" (FlatHead), or the sizes of the digits of a token's number, such as
                [64, 4096] for its first 6 and its other 12 bits
     splits     of a MapHead, the same for every map
-    code_dim   dimensions of the codes, which are then part of the input; give them by `set_codes`. 0: none
+    code_dim   dimensions of the codes, which inputs and heads "map" and "tied" then know; give them by `set_codes`.
+               0: none
     classes    number of classes; 0 for a prior that is not conditional
     class_names  their names, if they have any
     dim, layers, heads   sizes of the transformer
@@ -124,10 +125,11 @@ class Prior(nn.Module, HubModel):
 
     @torch.no_grad()
     def set_codes(self, codes: Sequence[Tensor]) -> None:
-        """Take the codes [K, C] of each slot, which inputs (and tied heads) use. They are saved with the weights."""
+        """Take the codes [K, C] of each slot, which inputs use, and heads on the map or tied. They are saved with the
+        weights."""
         for given, taken, head in zip(codes, self.inputs, self.outputs, strict=True):
             taken.set_codes(given)
-            if isinstance(head, FlatHead) and head.tied:
+            if isinstance(head, MapHead) or (isinstance(head, FlatHead) and head.tied):
                 head.set_codes(given)
 
     # Images' tokens as one sequence
@@ -320,7 +322,7 @@ def _layout(shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], list[tuple[fl
 
 def _make_head(head: str | Sequence[int], dim: int, grid: Grid, splits: Any, code_dim: int) -> Head:
     if head == "map":
-        return MapHead(dim, grid, splits=splits)
+        return MapHead(dim, grid, splits=splits, code_dim=code_dim or None)
     if isinstance(head, str):
         return FlatHead(dim, grid, code_dim=code_dim if head == "tied" else None)
     return MapHead(dim, grid.size, splits=[tuple(head)])
