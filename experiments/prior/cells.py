@@ -3,6 +3,7 @@
     flat            one softmax over all codes
     flat tied       the same, tied to the codes of the tokenizer
     row/column      a row of the map, then a column of it, judged by the code that lies there, too
+    row/column blind   the same, which is not told the codes
     bits            the first third of a token's bits, then the others: [6, 12] with 262,144 codes
     own             the factors that the codes of FSQ (its dimensions) and LFQ (bits) have by themselves
     ... shuffled    after the codes were renumbered at random, which takes the map's order away
@@ -19,10 +20,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.peers import fsq_levels
+from topovq.grid import Grid
 
 # The codebook's name in the table -> that of experiments.clients.methods
 CODEBOOKS = {"KSOM": "recommended", "EMA-VQ": "ema", "vqp": "vqp-rewritten", "FSQ": "fsq", "LFQ": "lfq"}
-HEADS = ("flat", "flat tied", "row/column", "row/column shuffled", "bits", "bits shuffled", "own")
+HEADS = ("flat", "flat tied", "row/column", "row/column shuffled", "row/column blind", "bits", "bits shuffled", "own")
 SIZES = (512, 16_384, 65_536, 262_144)
 SIDES = {"cifar10": 32, "imagenet160": 64, "photos": 32}  # of the images, or of the crops taken of them
 WIDEST, NARROWEST, SMOOTHED = 8.0, 0.5, 0.6
@@ -86,7 +88,9 @@ def _id(cell: Any) -> str:
 
 
 def digits(book: Book, head: str) -> list[int]:
-    """The sizes of a token's digits, most significant first, for the heads `bits` and `own`."""
+    """The sizes of a token's digits, most significant first, for the heads `bits`, `own` and `row/column blind`."""
+    if head == "row/column blind":
+        return list(Grid.balanced(book.K).shape)
     if head == "own" and book.codebook == "FSQ":
         return list(fsq_levels(book.K))[::-1]  # the first dimension counts least in FSQ's numbers
     bits = (book.K - 1).bit_length()
@@ -97,7 +101,7 @@ def cells() -> list[Cell]:
     """The study, the most telling runs first. A tokenizer's runs stand together, so that one is trained once."""
     main, seeds = Cell(Book()), range(1, SEEDS)
     short = round(0.6 * main.steps)
-    found = [replace(main, head=head) for head in ("row/column", "bits", "flat")]
+    found = [replace(main, head=head) for head in ("row/column", "bits", "flat", "row/column blind")]
     found += [replace(main, smoothing=True), replace(main, head="row/column shuffled")]
     found += [replace(main, steps=short, smoothing=smoothing) for smoothing in (True, False)]
     found += [replace(main, head=head, seed=seed) for head in ("row/column", "bits") for seed in seeds]
