@@ -42,7 +42,8 @@ LEAST_TILES = 8  # of codes in a share
 LARGE = 2**33  # vectors x codes x dimensions from which on one product and a proof are cheaper than three products
 PROVEN_DIMENSIONS = 64
 PROVEN_CODES = 2049, 512  # at least so many; from 65 dimensions on, where few codes have no slots of their own
-LISTED_WHICH = 8  # the same for vectors on the list: few, so that programs without any cost little
+AT_ONCE = 128  # dimensions that it compares at a time
+LISTED_WHICH = 8  # vectors of the list per program: few, so that programs without any cost little
 LISTED_SHARES = 16  # of the codes, at most, among which vectors on the list are searched
 LISTED = 2**20  # vectors times shares, at most
 PARTS = tl.constexpr(1024)  # of the codes, of which one program looks at what each has left
@@ -385,6 +386,6 @@ def search(
                 which_kernel, (cdiv(n, which),), found_SN, best_SN, runner_SN, x_ND, other_N, *terms, index_N,
                 rows_N, index_N if number is None else number, n, d, k, shares, x_ND.stride(0), x_ND.stride(1),
                 EXACT=exact, EUCLIDEAN=metric == "euclidean", **how,
-                DP=padded, DC=min(CHUNK, padded), ROWS=which, BLOCK_K=tiles.block_k,
+                DP=padded, DC=min(AT_ONCE, padded), ROWS=which, BLOCK_K=tiles.block_k,
             )  # fmt: skip
     return index_N
