@@ -16,9 +16,9 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from experiments.clients import table as clients
-from experiments.draw import draw
-from experiments.figures import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
-from experiments.plots import save
+from experiments.figures.draw import draw
+from experiments.figures.parts import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
+from experiments.figures.style import save
 from experiments.prior import table as prior
 from experiments.runs import Records, missing, run_all
 from experiments.scale import draw_scale, make_scale

@@ -20,12 +20,12 @@ from typing import Any
 from PIL import Image
 
 from experiments.clients.table import draw_clients, make_clients
-from experiments.draw import draw
-from experiments.figures import FROM_RECORDS, TRACED, figures_of
+from experiments.figures.draw import draw
+from experiments.figures.parts import FROM_RECORDS, TRACED, figures_of
+from experiments.figures.style import save
 from experiments.paper.claim_list import csv_files
 from experiments.paper.claims import LARGE, levels
 from experiments.paper.groups import SHORT
-from experiments.plots import save
 from experiments.prior import table as prior
 from experiments.runs import Record, Records, Spread, facts, most_seeds
 from experiments.scale import make_scale

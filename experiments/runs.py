@@ -84,6 +84,10 @@ class Record:
         seen = [line for line in self.lines if line["event"] == "validation"]
         return [{name: value for name, value in line.items() if name not in (*PASSING, *ADDED)} for line in seen]
 
+    def traces(self) -> list[dict[str, Any]]:
+        """What it tells of single training batches, where that was asked for."""
+        return [line for line in self.lines if line["event"] == "trace"]
+
     @property
     def losses(self) -> dict[int, float]:
         """Validated step -> loss; one that was not finite (null in the record) is infinite."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.plots import canvas, style
+from experiments.figures.style import canvas, size_axis, style
 from experiments.runs import FACTS, Record, Records, Spread, as_text, facts, mean_and_std, mixtures
 from experiments.specs import QUICK, SCALE, Cell, Options, cells
 from experiments.tables import Table, check_whole, span
@@ -217,10 +217,7 @@ def draw_scale(table: Table) -> Any:
                     ax.errorbar(at, means, spread, label=label, **how, **line)
                 label = "_"  # once is enough: such labels are not in a legend
         for ax in (losses, uses):
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
-            ax.minorticks_off()
-            ax.set_xlabel("codes in the codebook")
+            size_axis(ax, sizes)
         losses.set(ylabel="validation reconstruction loss (1e-3)", ylim=(0, None))
         uses.set(ylabel="codes in use (%)", ylim=(0, 104))
         losses.legend(loc="lower left", labelspacing=0.25)  # below the curves

@@ -13,8 +13,8 @@ from typing import Any
 
 from experiments.clients.methods import METHODS, QUICK_CELL, cells
 from experiments.clients.run import Cell, run_cells
+from experiments.figures.style import canvas, size_axis, style
 from experiments.ledger import finished, left_to_run
-from experiments.plots import canvas, style
 from experiments.runs import FACTS, Spread, as_text, some
 from experiments.specs import CLIENTS, QUICK, Options
 from experiments.tables import Table, check_whole
@@ -217,10 +217,8 @@ def draw_clients(table: Table) -> Any:
                 values = [unit * float(row[name]) for row in mine]
                 ax.plot(at, values, color=color, marker=marker, markersize=5, linewidth=1.8, label=LABELS[method])
         for ax, name in zip(axes, ("codes in use (%)", "PSNR (dB)")):
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
-            ax.minorticks_off()
-            ax.set(xlabel="codes in the codebook", ylabel=name)
+            size_axis(ax, sizes)
+            ax.set_ylabel(name)
         axes[0].set_ylim(0, 104)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure

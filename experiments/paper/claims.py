@@ -117,7 +117,7 @@ def joined(verdicts: Iterable[str]) -> str:
 
 def course(run: Record) -> list[float]:
     """Perplexities over a training: of training batches where the record has them, else of the validation images."""
-    traced = [value for line in run.lines if line["event"] == "trace" for value in line["perplexities"][0]]
+    traced = [value for line in run.traces() for value in line["perplexities"][0]]
     return traced or [line["perplexity"] for line in run.validations()]
 
 

@@ -34,7 +34,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from experiments.draw import draw
+from experiments.figures.draw import draw
 from experiments.paper.groups import Group, groups, large_groups
 from experiments.paper.measured import FAILED, SUFFIX, measure, read_failed
 from experiments.runs import REPLACED, Record, Records, missing, resolved

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.figures.style import canvas, style
 from experiments.ledger import finished, left_to_run, of_study
-from experiments.plots import canvas, style
 from experiments.prior.cells import Book, Cell, cells, quick_cells
 from experiments.prior.run import STUDY, run_cells
 from experiments.prior.tokens import ERROR_COLUMNS, FORMS, SIZE_COLUMNS, as_csv
