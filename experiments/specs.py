@@ -52,7 +52,7 @@ SIZES = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32}
 @cache
 def targets() -> dict[tuple[str, ...], dict[str, str]]:
     """Each row's key (`KEYS`) -> its `COLUMNS` and `seeds`, as the paper prints them; empty where it has no number."""
-    rows = csv.DictReader((Path(__file__).parent / "targets.csv").read_text().splitlines())
+    rows = csv.DictReader((Path(__file__).parent / "paper" / "targets.csv").read_text().splitlines())
     return {tuple(row[key] for key in KEYS): {name: row[name] for name in (*COLUMNS, "seeds")} for row in rows}
 
 

@@ -32,12 +32,12 @@ from torch import Tensor
 
 from experiments.clients.images import load_images
 from experiments.clients.run import Cell, Run
-from experiments.ledger import environment
 from experiments.peers import their
+from experiments.records import environment
+from experiments.tables import Line
 from topovq import ResidualVQ
 from topovq.metrics import code_counts, perplexity, usage
 
-Row = dict[str, Any]
 METHODS = ("recommended", "vqp-rewritten", "ema")
 NEW = "faces256"
 FINE_TUNING = "fine-tuning"
@@ -62,7 +62,7 @@ def regimes(small: bool) -> dict[str, Cell]:
     }
 
 
-def train(regime: str, cell: Cell, images: dict[str, tuple[Tensor, Tensor]]) -> Row:
+def train(regime: str, cell: Cell, images: dict[str, tuple[Tensor, Tensor]]) -> Line:
     """What a run of a regime has become."""
     run = Run(cell, *images[cell.data])
     run.advance(cell.steps)
@@ -116,7 +116,7 @@ def mel_filters() -> Tensor:
     return torch.from_numpy(triangles).float()
 
 
-def quantize_speech(method: str, frames: tuple[Tensor, Tensor], updates: int) -> Row:
+def quantize_speech(method: str, frames: tuple[Tensor, Tensor], updates: int) -> Line:
     """A ResidualVQ that learns from batches of frames, then what it leaves of the test frames."""
     torch.manual_seed(0)
     trained, tested = frames
@@ -143,7 +143,7 @@ def quantize_speech(method: str, frames: tuple[Tensor, Tensor], updates: int) ->
     }
 
 
-def rows(data: Path | None, audio: Path | None, small: bool) -> Iterator[Row]:
+def rows(data: Path | None, audio: Path | None, small: bool) -> Iterator[Line]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if audio is not None:
         frames = mel_frames(audio)
@@ -182,9 +182,9 @@ def main() -> None:
         add(asked.out, {**shown, "n": 1, **facts})
 
 
-def add(out: Path, row: Row) -> None:
+def add(out: Path, row: Line) -> None:
     """Write a row to the CSV file, in the place of one of the same regime and method."""
-    before: list[Row] = []
+    before: list[Line] = []
     if out.exists():
         with open(out, newline="") as file:
             before = [each for each in csv.DictReader(file) if any(each[name] != row[name] for name in KEY[:2])]

@@ -35,7 +35,7 @@ if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it
 
 from experiments.clients.images import Crops, load_images, pack
 from experiments.clients.methods import ALONE, UNORDERED, Cell, build, cells
-from experiments.ledger import environment, read, write
+from experiments.records import environment, read, write
 from topovq.grid import Grid
 from topovq.metrics import perplexity, ssim, topographic_error
 from topovq.tokenizer.models.vqgan import Decoder, Encoder

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.figures.style import PALE, TEXT, canvas, draw_seeds, style
-from experiments.runs import Record
+from experiments.records import Record
 
 
 @dataclass(frozen=True)

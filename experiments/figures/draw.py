@@ -27,7 +27,8 @@ from experiments.figures.neighborhoods import draw_neighborhoods
 from experiments.figures.parts import FROM_RECORDS, MEASURED, MOST_SEEDS, SCALE_MAP, TRACED, Part, Search, panels
 from experiments.figures.pictures import draw_map, draw_maps2, draw_scale_map, draw_shifts, token_counts
 from experiments.figures.style import save
-from experiments.runs import Images, Record, Records, check_alike, load
+from experiments.records import Record, Records, check_alike
+from experiments.runs import Images, load
 from experiments.specs import BLOCKS, IMAGES, PAPER_STEPS, QUICK, SETTINGS, Options, other_data
 from topovq.tokenizer.data import Source
 

@@ -18,13 +18,14 @@ from experiments.paper.claims import (
     Answer,
     Claim,
     Evidence,
-    Line,
     answers,
+    authors_blocks,
     beyond,
     course,
     early,
     greater,
     joined,
+    levels,
     loss,
     moved,
     precision,
@@ -34,8 +35,9 @@ from experiments.paper.claims import (
     topographic_errors,
 )
 from experiments.paper.groups import EMA, HARD, SHORT, TAUS, smooth_cells
-from experiments.runs import Record, Records
-from experiments.tables import Row
+from experiments.paper.table import Row
+from experiments.records import Record, Records
+from experiments.tables import Line
 
 MISSING: Answer = (NOT_RUN, 0, UNKNOWN)
 SIMILAR = 0.02  # losses within so much of each other are similar
@@ -311,6 +313,6 @@ def csv_files(folder: Path, records: Records) -> dict[str, list[Line]]:
     """The rows of every file there is something for, by its name."""
     evidence = Evidence(folder, records)
     made = {"speedup": speedups, "early": early, "precision": precision, "smoothness": smoothness}
-    made |= {"moved": moved, "beyond": beyond}
+    made |= {"moved": moved, "beyond": beyond, "levels": levels, "blocks": authors_blocks}
     files = {name: lines(evidence) for name, lines in made.items()}
     return {"claims": list(answers(CLAIMS, evidence)), **{name: lines for name, lines in files.items() if lines}}

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from experiments.figures.measures import WIDE, moved_by_index, shift_scores, topographies
-from experiments.runs import Images, Record
+from experiments.records import Record
+from experiments.runs import Images
 from topovq.metrics import topographic_product
 from topovq.quantizers import SoftKohonenVQ
 from topovq.storage import write_atomic

@@ -37,7 +37,8 @@ from safetensors.torch import save_file
 from experiments.figures.draw import draw
 from experiments.paper.groups import Group, groups, large_groups
 from experiments.paper.measured import FAILED, SUFFIX, measure, read_failed
-from experiments.runs import REPLACED, Record, Records, missing, resolved
+from experiments.records import RECORDS, REPLACED, Record, Records, resolved
+from experiments.runs import missing
 from experiments.specs import Options
 from topovq.distributed import pick_device
 from topovq.storage import write_atomic
@@ -50,7 +51,6 @@ from topovq.tokenizer.training.many import AT_ONCE, LARGE
 from topovq.tokenizer.training.record import RECORD_FILE
 from topovq.tokenizer.training.watch import Diverged
 
-RECORDS = Path(__file__).parents[2] / "records"
 SIDE, TILES = 32, 100  # pixels of an image, images along a side of a sheet
 FIRST = ((59, 62, 63), (154, 177, 187))  # the upper left pixels of the first two images of CIFAR-10
 DATA = ("faces", "imagenet")  # data sets that lie where an option says

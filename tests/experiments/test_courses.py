@@ -11,7 +11,7 @@ from made_records import lines_of, write_record
 from experiments.figures.curves import Look, course
 from experiments.figures.draw import draw, draw_course
 from experiments.figures.parts import Search, panels
-from experiments.runs import Records
+from experiments.records import Records
 from experiments.specs import Options
 
 OPTIONS: dict[str, Any] = {"steps": 3_000, "records": ()}

@@ -20,7 +20,7 @@ from experiments.figures import parts as figures
 from experiments.figures.curves import Look, curve, draw_losses, draw_perplexities
 from experiments.figures.neighborhoods import weights
 from experiments.figures.parts import FIGURES, FROM_RECORDS, QUICK_SIZE, TRACED, Search, figures_of, panels
-from experiments.runs import Records
+from experiments.records import Records
 from experiments.specs import Options
 from topovq.tokenizer.data import open_source
 from topovq.tokenizer.training import TrainConfig, train
