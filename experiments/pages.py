@@ -20,7 +20,7 @@ from PIL import Image
 
 from experiments.clients.table import draw_clients, make_clients
 from experiments.figures.draw import draw
-from experiments.figures.parts import FROM_RECORDS, TRACED, figures_of
+from experiments.figures.parts import FROM_RECORDS, MEASURED, TRACED, figures_of
 from experiments.figures.style import save
 from experiments.paper import claim_list
 from experiments.paper.claims import LARGE
@@ -43,15 +43,7 @@ LENGTHS: dict[Dataset, dict[str, Any]] = {  # of the runs that pictures are of; 
 LARGEST = 300_000  # bytes of a picture as PNG
 WIDEST = 2_000  # pixels of a picture that is not kept exactly
 STUDIES = {CLIENTS: (make_clients, draw_clients), PRIOR: (prior.make_prior_table, prior.draw_prior)}
-PLOTS = (
-    *STUDIES,
-    "initialization",
-    "perplexity",
-    *TRACED,
-    "neighborhoods",
-    "shift-psnr",
-    "topography",
-)  # few colors: a palette will do
+PLOTS = (*STUDIES, *FROM_RECORDS, *TRACED, "neighborhoods", *MEASURED)  # few colors: a palette will do
 
 
 def tables(records: Records) -> Iterator[Table]:

@@ -21,13 +21,13 @@ from experiments.paper.claims import (
     answers,
     authors_blocks,
     beyond,
-    course,
     early,
     greater,
     joined,
     levels,
     loss,
     moved,
+    perplexities,
     precision,
     smoothness,
     speedups,
@@ -53,14 +53,14 @@ def least(rows: list[Row]) -> int:
     return min(row.n for row in rows)
 
 
-def span(rows: list[Row]) -> tuple[str, float]:
+def lowest_and_highest(rows: list[Row]) -> tuple[str, float]:
     """The lowest and the highest mean loss in words, and how far they are apart as a share of the lowest."""
     means = [loss(row).mean for row in rows]
     return f"{min(means):.1f} to {max(means):.1f}", max(means) / min(means) - 1
 
 
 def similar(rows: list[Row]) -> Answer:
-    words, apart = span(rows)
+    words, apart = lowest_and_highest(rows)
     return words, least(rows), verdict(apart < SIMILAR)
 
 
@@ -218,7 +218,7 @@ def in_use(e: Evidence) -> Answer:
 
 def _thousands(run: Record) -> list[list[float]]:
     """The run's perplexities, a list for each thousand steps."""
-    values = course(run)
+    values = perplexities(run)
     each = max(1, 1_000 * len(values) // run.config["steps"])
     return [values[first : first + each] for first in range(0, len(values), each)]
 

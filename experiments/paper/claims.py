@@ -115,7 +115,7 @@ def joined(verdicts: Iterable[str]) -> str:
     return DIFFERS if DIFFERS in found else UNKNOWN if UNKNOWN in found else SAME
 
 
-def course(run: Record) -> list[float]:
+def perplexities(run: Record) -> list[float]:
     """Perplexities over a training: of training batches where the record has them, else of the validation images."""
     traced = [value for line in run.traces() for value in line["perplexities"][0]]
     return traced or [line["perplexity"] for line in run.validations()]

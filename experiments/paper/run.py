@@ -61,18 +61,11 @@ PICTURES = ("map", "shifts", "shifts-wide", "shift-psnr", "topography")
 
 def tiny(config: TrainConfig) -> TrainConfig:
     """A run of seconds on the photographs of the package, with the same rule and blocks."""
-    options = {name: value for name, value in config.model_options.items() if name not in TINY_MODEL}
     rule = {name: value for name, value in config.quantizer_options.items() if name != "grid"}
     sizes: dict[str, Any] = {"codebook_size": 16, "code_dim": 4, "steps": 40, "batch_size": 4, "image_size": None}
-    often: dict[str, Any] = {
-        "validate_every": 20,
-        "checkpoint_every": 20,
-        "log_every": 20,
-        "precision": "fp32",
-        "device": "cpu",
-    }
-    model: dict[str, Any] = {"model_options": options | TINY_MODEL, "quantizer_options": rule}
-    return replace(config, data="photos", data_path=None, **sizes, **often, **model)
+    often: dict[str, Any] = dict.fromkeys(("validate_every", "checkpoint_every", "log_every"), 20)
+    model: dict[str, Any] = {"model_options": config.model_options | TINY_MODEL, "quantizer_options": rule}
+    return replace(config, data="photos", data_path=None, precision="fp32", device="cpu", **sizes, **often, **model)
 
 
 def unpack_cifar10(folder: Path) -> None:
