@@ -1,6 +1,6 @@
 """What is to be run for each table, as data: a table is a list of cells, and a cell and a seed are one training run.
 
-The paper's tables are the rows of targets.csv. Beside them stand rows of ours: `exponential` (the formula of the
+The paper's tables are the rows of paper/targets.csv. Beside them stand rows of ours: `exponential` (the formula of the
 authors' code) after each `gaussian` (the paper's formula) of `main` and `ablation`, both in `robustness`, and with
 plain blocks the variants of the SOM-VAE in `gradient`. `scale` is a study of our own: methods over codebook sizes.
 
