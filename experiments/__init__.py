@@ -1,7 +1,11 @@
-"""The paper's tables and figures, and studies of our own, as data: specs, the runs they need, what comes of them.
+"""The paper's tables and figures, and studies of our own. The files stand here in the order of an experiment's walk.
 
-specs, runs, tables, figures    what is run, the records that are left, what is made of them
-draw, plots, pictures, pages    how a figure is drawn, and what the pages in docs/ show
-paper/, prior/, clients/, scale, studies    one study each, but for the last: several small ones
-peers                           quantizers of others
+specs               what is to be run, as data, and the options of `python -m experiments`
+runs                which of the runs are missing; those of the trainer as one sweep
+records             what runs wrote about themselves, and how one is found again
+tables, figures/    what is made of records: what all tables share, and everything that draws
+pages               what docs/ shows of it
+
+paper/, scale/, clients/, prior/    a study each: its own cells, runs (`run`) and table (`table`)
+peers                               quantizers of others
 """

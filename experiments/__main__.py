@@ -10,20 +10,21 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
 from experiments.clients import table as clients
-from experiments.draw import draw
-from experiments.figures import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
-from experiments.plots import save
+from experiments.figures.draw import draw
+from experiments.figures.parts import FIGURES, FROM_RECORDS, TRACED, figures_of, needs
+from experiments.figures.style import save
+from experiments.paper.table import make_table
 from experiments.prior import table as prior
-from experiments.runs import Records, missing, run_all
-from experiments.scale import draw_scale, make_scale
+from experiments.records import Records
+from experiments.runs import missing, run_all, say_what_is_left
+from experiments.scale.table import draw_scale, make_scale
 from experiments.specs import CLIENTS, PRIOR, QUICK, SCALE, SETTINGS, TABLES, Options, configs, once, targets
-from experiments.tables import FORMATS, Table, as_csv, make_table, markdown
+from experiments.tables import FORMATS, Table, as_csv, markdown
 from topovq.exits import one_line_errors
 from topovq.storage import write_atomic
 from topovq.tokenizer.models import check_name
@@ -137,9 +138,7 @@ def train_missing(
     number = len(once([*told, *models]))
     quick = SETTINGS[options.dataset].device == "cpu"
     if number:
-        say(f"{number} runs are needed; {number - len(todo)} of them are done already")
-    if todo and not quick and not torch.cuda.is_available():
-        say("there is no GPU here: this takes hours a run (--quick makes a small version in minutes)")
+        say_what_is_left(number, len(todo), quick, say)
     if todo:
         jobs = options.jobs or (min(os.cpu_count() or 1, MOST_QUICK_JOBS) if quick else None)
         with contextlib.redirect_stdout(sys.stderr):  # progress; another program may read what we make

@@ -1,6 +1,6 @@
 """What is to be run for each table, as data: a table is a list of cells, and a cell and a seed are one training run.
 
-The paper's tables are the rows of targets.csv. Beside them stand rows of ours: `exponential` (the formula of the
+The paper's tables are the rows of paper/targets.csv. Beside them stand rows of ours: `exponential` (the formula of the
 authors' code) after each `gaussian` (the paper's formula) of `main` and `ablation`, both in `robustness`, and with
 plain blocks the variants of the SOM-VAE in `gradient`. `scale` is a study of our own: methods over codebook sizes.
 
@@ -52,7 +52,7 @@ SIZES = {"hidden": 128, "residual_layers": 2, "residual_hidden": 32}
 @cache
 def targets() -> dict[tuple[str, ...], dict[str, str]]:
     """Each row's key (`KEYS`) -> its `COLUMNS` and `seeds`, as the paper prints them; empty where it has no number."""
-    rows = csv.DictReader((Path(__file__).parent / "targets.csv").read_text().splitlines())
+    rows = csv.DictReader((Path(__file__).parent / "paper" / "targets.csv").read_text().splitlines())
     return {tuple(row[key] for key in KEYS): {name: row[name] for name in (*COLUMNS, "seeds")} for row in rows}
 
 
@@ -60,26 +60,6 @@ def other_data(dataset: str, images: int) -> bool:
     """Whether so many training images are not those of the paper; no data set of ours alone is."""
     paper = IMAGES.get(dataset)
     return paper is not None and abs(images - paper) > ROUNDING * paper
-
-
-@dataclass(frozen=True)
-class Setting:
-    """All of a run that its cell does not say: the data set and the model that goes with it."""
-
-    data: str
-    image_size: int
-    model: str
-    model_options: dict[str, Any]
-    batch_size: int
-    learning_rate: float
-    codebook_size: int = 512
-    code_dim: int = 64
-    steps: int = PAPER_STEPS
-    validate_every: int = 1_000
-    checkpoint_every: int = 10_000
-    log_every: int = 500
-    precision: Any = "bf16"
-    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -143,26 +123,54 @@ def blocks_of(table: str, dataset: str, asked: Blocks | None) -> Blocks:
     return "plain" if table == SCALE or dataset == QUICK else asked or "paper"
 
 
-LEVEL_1, LEVEL_2 = SIZES | {"stride": 4}, SIZES | {"strides": [4, 2]}
+# All of a run that its cell does not say: also what is the trainer's default, so that an id never changes.
+CIFAR10 = TrainConfig(
+    data="cifar10",
+    image_size=32,
+    model="vqvae",
+    model_options=SIZES | {"stride": 4},
+    codebook_size=512,
+    code_dim=64,
+    steps=PAPER_STEPS,
+    batch_size=256,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    clip=1.0,
+    validate_every=1_000,
+    checkpoint_every=10_000,
+    keep_checkpoints=1,
+    log_every=500,
+    precision="bf16",
+)
+IMAGENET = replace(
+    CIFAR10,
+    data="imagenet",
+    image_size=256,
+    model="vqvae2",
+    model_options=SIZES | {"strides": [4, 2]},
+    batch_size=128,
+    learning_rate=3e-4,
+    checkpoint_every=2_000,
+    log_every=100,
+)
 SETTINGS = {
-    "cifar10": Setting("cifar10", 32, "vqvae", LEVEL_1, 256, 1e-3),
-    "imagenet": Setting("imagenet", 256, "vqvae2", LEVEL_2, 128, 3e-4, checkpoint_every=2_000, log_every=100),
-    "faces": Setting("faces", 256, "vqvae2", LEVEL_2, 128, 3e-4, checkpoint_every=2_000, log_every=100),
-    QUICK: Setting(
+    "cifar10": CIFAR10,
+    "imagenet": IMAGENET,
+    "faces": replace(IMAGENET, data="faces"),
+    QUICK: replace(
+        CIFAR10,
         data=QUICK,
-        image_size=32,
-        model="vqvae",
         model_options={"hidden": 32, "residual_layers": 1, "residual_hidden": 16, "stride": 4},
-        batch_size=64,
-        learning_rate=2e-3,
         codebook_size=128,
         code_dim=16,
         steps=400,
+        batch_size=64,
+        learning_rate=2e-3,
         validate_every=20,
         checkpoint_every=200,
         log_every=20,
-        precision="fp32",
         device="cpu",
+        precision="fp32",
     ),
 }
 QUICK_SEEDS = 2
@@ -233,7 +241,8 @@ class Cell:
         return ours or (self.dataset, self.method, self.blocks) in PENDING
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> Any:
+        """A TrainConfig that leaves no number open."""
         known = SCALE_SETTINGS if self.table == SCALE else {}
         return known.get(self.dataset) or SETTINGS[self.dataset]
 
@@ -255,28 +264,17 @@ class Cell:
         setting = self.setting
         size = self.codebook_size or setting.codebook_size
         quantizer, options = METHODS[self.method]
-        return TrainConfig(
-            data=setting.data,
+        return replace(
+            setting,
             data_path=data_path,
-            image_size=setting.image_size,
-            model=setting.model,
             model_options=setting.model_options | BLOCKS[self.blocks],
             codebook_size=size,
-            code_dim=setting.code_dim,
             quantizer=quantizer,
             quantizer_options=options | self._options(size),
             steps=setting.steps if steps is None else steps,
             batch_size=setting.batch_size if batch_size is None else batch_size,
-            learning_rate=setting.learning_rate,
-            weight_decay=0.0,
-            clip=1.0,
             seed=seed,
-            validate_every=setting.validate_every,
-            checkpoint_every=setting.checkpoint_every,
-            keep_checkpoints=1,
-            log_every=setting.log_every,
-            device=setting.device,
-            precision=self.precision or setting.precision,  # type: ignore[arg-type]
+            precision=self.precision or setting.precision,
         )
 
     def _options(self, size: int) -> dict[str, Any]:

@@ -1,37 +1,26 @@
-"""The paper's tables from records alone: ours, theirs, n, and the difference in standard errors; and their formats.
+"""Tables: what any of them is, its formats, and what all of them say of their numbers.
 
-A table is made of the runs its spec names, looked up by configuration. Runs that are missing, and runs that are there
-but were done otherwise, are refused by name; a partial table leaves them out and says so.
+What a study shows is in its own folder (paper/table.py, scale/table.py and so on). Runs that are missing, and runs that
+do not go together, are refused by name; a partial table leaves them out and says so.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table as Drawn
+from experiments.records import Record, some
 
-from experiments.runs import FACTS, Record, Records, Spread, facts, mean_and_std, mixtures, settled, some
-from experiments.specs import (
-    COLUMNS,
-    IMAGES,
-    KEYS,
-    MEASURES,
-    PAPER_STEPS,
-    QUICK,
-    Cell,
-    Options,
-    cells,
-    other_data,
-)
+if TYPE_CHECKING:  # the machines that train have no command-line packages
+    from experiments.specs import Options
 
-BLOCK_NAMES = {"paper": "residual blocks as the authors have them", "plain": "plain residual blocks, not the authors'"}
-NAMES = {"loss": "loss", "steps10": "+10%", "steps20": "+20%"}
+FACTS = ("hardware", "commit")  # the last columns of a CSV
+Line = dict[str, Any]  # of a CSV, by its columns
 
 
 class IncompleteTable(ValueError):
@@ -39,67 +28,80 @@ class IncompleteTable(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
-    """A cell with the runs found for it."""
+class Spread:
+    """Mean and standard deviation (of a sample: divided by n - 1; None of one run) over n runs."""
 
-    cell: Cell
-    steps: int
-    runs: list[Record]
+    mean: float
+    std: float | None
+    n: int
 
-    @property
-    def n(self) -> int:
-        return len(self.runs)
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
-    def ours(self) -> dict[str, Spread | None]:
-        """Best loss in 1e-3, and thousands of steps to within 10% and 20% of it."""
-        return {
-            "loss": Spread.of([1e3 * run.best for run in self.runs]),
-            "steps10": Spread.of([run.steps_to(1.1) / 1e3 for run in self.runs]),
-            "steps20": Spread.of([run.steps_to(1.2) / 1e3 for run in self.runs]),
-        }
+    def standard_errors_from(self, other: Spread) -> float | None:
+        """(self - other) / sqrt(s1^2/n1 + s2^2/n2); None where that is not known.
 
-    def paper(self) -> dict[str, Spread | None]:
-        """The paper's figures, where it has them."""
-        told = self.cell.paper or {}
-        return {
-            measure: Spread(float(told[mean]), float(told[std]), int(told["seeds"])) if told.get(mean) else None
-            for measure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2])
-        }
+        Infinite where no run differs from another of its side, but the sides do.
+        """
+        if self.std is None or other.std is None:
+            return None
+        apart, error = self.mean - other.mean, math.sqrt(self.std**2 / self.n + other.std**2 / other.n)
+        return apart / error if error else math.copysign(math.inf, apart) if apart else 0.0
+
+    def show(self, digits: int) -> str:
+        return f"{self.mean:,.{digits}f}" + (f" ± {self.std:.{digits}f}" if self.std is not None else "")
 
 
-def rows_of(table: str, options: Options, records: Records) -> tuple[list[Row], list[str]]:
-    """Every cell of a table with its runs, and notes on what is lacking.
+def mean_and_std(spread: Spread | None) -> list[str]:
+    """As a CSV has them."""
+    return as_text((None, None) if spread is None else (spread.mean, spread.std))
 
-    Without --partial anything that is lacking raises IncompleteTable, but for rows that nobody has run yet.
-    """
-    rows, missing, pending, otherwise = [], [], [], []
-    for cell in cells(table, options.dataset, options.codebooks, options.blocks):
-        runs, lacking = [], []
-        for seed in cell.seeds(options.seeds_of(table)):
-            config = cell.config(seed, options.steps, batch_size=options.batch_size)
-            found = records.finished(config)
-            if found is not None:
-                runs.append(found)
-                continue
-            lacking.append(seed)
-            instead = records.instead(config)
-            if instead:
-                otherwise.append(f"{cell.name} seed {seed}: {instead}")
-        if cell.pending and lacking:
-            pending.append(cell.name)
-            runs = []  # some of its seeds beside all of the others'
-        elif lacking:
-            missing.append(f"{cell.name} (seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))})")
-        steps = cell.config(0, options.steps).steps
-        assert steps is not None
-        rows.append(Row(cell, steps, runs))
-    problems = {
-        "missing": missing,
-        "left out, since they were run otherwise": otherwise,
-        "mixed": mixtures(run for row in rows for run in row.runs),
+
+def as_text(numbers: Iterable[float | None], digits: int = 6) -> list[str]:
+    """Numbers as a CSV has them; empty where there is none."""
+    return ["" if number is None else f"{number:.{digits}g}" for number in numbers]
+
+
+def mean_and_std_of(name: str, values: Sequence[float], digits: int) -> Line:
+    """As two columns of a line; no deviation of one run."""
+    spread = Spread.of(values)
+    assert spread is not None
+    return {f"{name}_mean": round(spread.mean, digits), f"{name}_std": _rounded(spread.std, digits)}
+
+
+def _rounded(number: float | None, digits: int) -> float | str:
+    return "" if number is None else round(number, digits)
+
+
+def facts(runs: Iterable[Record | Mapping[str, Any]]) -> dict[str, str]:
+    """What the runs were trained on, and with which commits: the columns FACTS."""
+    told = _told(runs)
+    return {
+        name: " ".join(dict.fromkeys(str(each.get(name) or "")[:most] for each in told))
+        for name, most in zip(FACTS, (None, 7))
     }
-    notes = check_whole(f"{table} on {options.dataset}", options, problems, any(row.runs for row in rows))
-    return rows, [*notes, *([f"Not measured yet: {some(pending)}."] if pending else [])]
+
+
+def ran_on(runs: Iterable[Record | Mapping[str, Any]]) -> list[str]:
+    """The same as a note, where it is known."""
+    hardware = sorted({each["hardware"] for each in _told(runs) if each.get("hardware")})
+    return [f"Run on {', '.join(hardware)}."] if hardware else []
+
+
+def _told(runs: Iterable[Record | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What records say first: of the trainer's runs, and of those that are cells."""
+    return [run.config if isinstance(run, Record) else run for run in runs]
+
+
+def differing(told: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Of (name, what is said of it) the names of which different things are said, and these."""
+    found: dict[str, set[str]] = {}
+    for name, said in told:
+        found.setdefault(name, set()).add(said)
+    return {name: sorted(said) for name, said in found.items() if len(said) > 1}
 
 
 def check_whole(where: str, options: Options, problems: dict[str, list[str]], anything: bool) -> list[str]:
@@ -113,166 +115,6 @@ def check_whole(where: str, options: Options, problems: dict[str, list[str]], an
     if not anything:
         raise IncompleteTable("; ".join([f"there is no finished run of {where}", *said]))
     return [f"PARTIAL: {problem}." for problem in said]
-
-
-def make_table(table: str, options: Options, records: Records) -> Table:
-    """One of the paper's tables for one data set, from records; rows without any run are in the CSV alone."""
-    options = settled(table, options, records)
-    rows, notes = rows_of(table, options, records)
-    shown = [row for row in rows if row.runs]
-    return Table(
-        name=f"{table}-{options.dataset}",
-        title=_title(table, options.dataset, shown),
-        notes=[*notes, *_notes(shown)],
-        **_for_people(shown),
-        columns=[
-            *KEYS,
-            "blocks",
-            "n",
-            "steps",
-            *(f"{whose}_{name}" for whose in ("ours", "paper") for name in COLUMNS),
-            *FACTS,
-        ],
-        values=[_values(row) for row in rows],
-    )
-
-
-def _values(row: Row) -> list[str]:
-    """The row of the CSV; the paper's numbers as it prints them."""
-    ours = [number for spread in row.ours().values() for number in mean_and_std(spread)]
-    paper = [(row.cell.paper or {}).get(name, "") for name in COLUMNS]
-    return [*row.cell.key, row.cell.blocks, str(row.n), str(row.steps), *ours, *paper, *facts(row.runs).values()]
-
-
-def _for_people(rows: list[Row]) -> dict[str, list]:
-    """Header and rows without columns that are empty or say the same in every row."""
-    columns: dict[str, list[str]] = {name: [getattr(row.cell, name) for row in rows] for name in _telling(rows)}
-    columns["n"] = [str(row.n) for row in rows]
-    ours, paper = [row.ours() for row in rows], [row.paper() for row in rows]
-    for measure, mean, std in zip(MEASURES, COLUMNS[0::2], COLUMNS[1::2]):
-        columns[f"{NAMES[measure]} ours"] = [
-            found.show(_digits(measure, row)) if (found := mine[measure]) else "" for mine, row in zip(ours, rows)
-        ]
-        told = [row.cell.paper or {} for row in rows]
-        columns[f"{NAMES[measure]} paper"] = [f"{t[mean]} ± {t[std]}" if t.get(mean) else "" for t in told]
-        if not _other_images(rows):
-            columns[f"{NAMES[measure]} diff/SE"] = [_difference(m[measure], p[measure]) for m, p in zip(ours, paper)]
-    columns = {name: texts for name, texts in columns.items() if any(texts)}
-    return {"header": list(columns), "rows": [list(texts) for texts in zip(*columns.values())]}
-
-
-def _digits(measure: str, row: Row) -> int:
-    if measure == "loss":
-        best = row.ours()["loss"]
-        return 3 if best is not None and best.mean < 10 else 2
-    return 1 if row.cell.setting.validate_every >= 1_000 else 2
-
-
-def _difference(ours: Spread | None, paper: Spread | None) -> str:
-    if ours is None or paper is None:
-        return ""
-    errors = ours.standard_errors_from(paper)
-    return "" if errors is None else f"{errors:+.1f}"
-
-
-def _apart(row: Row, telling: Sequence[str]) -> str:
-    """The measures that are more than two standard errors from the paper's, after what tells the row from others."""
-    far = [
-        f"{NAMES[measure]} {_difference(ours, paper)}"
-        for (measure, ours), paper in zip(row.ours().items(), row.paper().values())
-        if ours and paper and abs(ours.standard_errors_from(paper) or 0) > 2
-    ]
-    words = [text for name in telling if (text := getattr(row.cell, name)) not in ("", "none")]
-    return f"{' '.join(words)} ({', '.join(far)})" if far else ""
-
-
-def _telling(rows: Sequence[Row]) -> list[str]:
-    """The key columns that differ between rows (a method's name always does, in words)."""
-    return [n for n in KEYS[2:] if n == "method" or len({getattr(row.cell, n) for row in rows} - {""}) > 1]
-
-
-def _title(table: str, dataset: str, rows: list[Row]) -> str:
-    shared = []
-    for name in KEYS[3:]:
-        texts = {getattr(row.cell, name) for row in rows} - {""}
-        if len(texts) == 1:
-            shared.append(f"{name} {texts.pop()}")
-    every = rows[0].cell.setting.validate_every
-    over = "mean ± standard deviation over n seeds" if any(row.n > 1 for row in rows) else "one seed"
-    return (
-        f"Table {table}, {dataset}: best validation loss (1e-3), and thousands of steps to within 10% and 20% of it; "
-        f"{over}, {rows[0].steps:,} steps, validated every {every:,}"
-        + ("" if dataset == QUICK else f", {BLOCK_NAMES[rows[0].cell.blocks]}")
-        + (f"; {', '.join(shared)}" if shared else "")
-        + "."
-    )
-
-
-def _notes(rows: list[Row]) -> list[str]:
-    """What a reader must know besides: what is less than the paper's, which formula a row has, what differs."""
-    notes = []
-    dataset, other = rows[0].cell.dataset, _other_images(rows)
-    if other:
-        notes.append(
-            f"Not the paper's data: {_listed(other)} training images, about {IMAGES[dataset]:,} there. The comparison "
-            "is between our methods; the paper's numbers are of other data, so no difference from them is given."
-        )
-    seeds = [(row.n, int(row.cell.paper["seeds"])) for row in rows if row.cell.paper]
-    if any(n < theirs for n, theirs in seeds):
-        ours, paper = map(span, zip(*seeds))
-        notes.append(f"Fewer seeds than the paper: {ours} a cell, {paper} there.")
-    steps, quick = rows[0].steps, dataset == QUICK
-    if steps < PAPER_STEPS:
-        notes.append(f"Fewer steps than the paper: {steps:,}, {PAPER_STEPS:,} there.")
-    batch, usual = rows[0].runs[0].config["batch_size"], rows[0].cell.setting.batch_size
-    if batch != usual:
-        whose, where = ("the quick version's", "usually") if quick else ("the paper's", "there")
-        notes.append(f"{'Smaller' if batch < usual else 'Larger'} batches than {whose}: {batch:,}, {usual:,} {where}.")
-    if quick:
-        notes.append(
-            "This is the quick version: a small model on the photographs that come with the package, to see the "
-            "machinery at work; its numbers have no counterpart in the paper."
-        )
-    if not other and (images := _images(rows)):
-        notes.append(f"Trained on {_listed(images)} images.")
-    if any(name.endswith("diff/SE") for name in _for_people(rows)["header"]):
-        notes.append(
-            "diff/SE: (ours - paper) / sqrt(s1²/n1 + s2²/n2), with means, standard deviations and seeds of both."
-        )
-    if {"gaussian", "exponential"} & {row.cell.neighborhood for row in rows}:
-        notes.append("gaussian is the paper's formula, exponential the one in its authors' code.")
-    if any(row.cell.key[1:3] == ("cifar10", "ema") and row.cell.count_init == "0" for row in rows):
-        notes.append("The paper's ema rows with count_init 0 are of ten seeds that it calls good; ours are not chosen.")
-    if any(row.cell.method.startswith("som-vae") for row in rows):
-        notes.append(
-            "som-vae pulls neighbors toward the winning code, as the authors' code does, by squared distances that are "
-            "summed over dimensions, with the weight 0.1 that their last sweep appears to use. "
-            "som-vae-TARGET-mean-WEIGHT pulls them toward the target it names, by the mean over dimensions: with "
-            f"{rows[0].cell.setting.code_dim} of them, a weight has 1/{rows[0].cell.setting.code_dim} of the effect."
-        )
-    apart = [] if other else [text for row in rows if (text := _apart(row, _telling(rows)))]
-    if apart:
-        notes.append(f"More than two standard errors from the paper: {'; '.join(apart)}.")
-    configs = [run.config for row in rows for run in row.runs]
-    hardware = sorted({config["hardware"] for config in configs if config.get("hardware")})
-    if hardware:
-        notes.append(f"Run on {', '.join(hardware)}.")
-    return notes
-
-
-def _images(rows: Sequence[Row]) -> list[int]:
-    """The numbers of training images that the records tell of."""
-    told = {run.config.get("source_train_images") for row in rows for run in row.runs}
-    return sorted(number for number in told if number)
-
-
-def _other_images(rows: Sequence[Row]) -> list[int]:
-    """Those that are not the paper's."""
-    return [number for number in _images(rows) if other_data(rows[0].cell.dataset, number)]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return " or ".join(f"{number:,}" for number in numbers)
 
 
 def span(numbers: Sequence[int]) -> str:
@@ -308,6 +150,10 @@ class Table:
 
 def terminal(table: Table) -> str:
     """With lines between the columns, as wide as it needs to be."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
     drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
     for name, texts in zip(table.header, zip(*table.rows)):
         stacked = "\n".join(name.rsplit(" ", 1))  # "loss ours" as two lines: numbers are narrower than their names
@@ -332,15 +178,13 @@ def markdown(table: Table) -> str:
 
 def as_csv(table: Table) -> str:
     """The columns for programs; nothing but rows, so the caption is not in it."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([table.columns, *table.values])
-    return text.getvalue()
+    return lines_as_csv([dict(zip(table.columns, row)) for row in table.values], table.columns)
 
 
-def lines_as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of alike names, such as a study's."""
+def lines_as_csv(lines: Sequence[Line], columns: Sequence[str] = ()) -> str:
+    """Lines with these columns, or with those of the first; numbers in full."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, columns or list(lines[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()

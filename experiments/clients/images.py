@@ -33,6 +33,12 @@ def load_images(folder: Path | None, data: str, split: str) -> Tensor:
         return torch.from_numpy(np.stack(list(pool.map(square, raw))))
 
 
+def load_both(folder: Path | None, data: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The images that train, and those that validate, on the device."""
+    train, val = (load_images(folder, data, split) for split in ("train", "val"))
+    return train.to(device), val.to(device)
+
+
 def members(folder: Path, split: str) -> Iterator[bytes]:
     shards = sorted(folder.glob(f"{split}*.tar"))
     if not shards:

@@ -11,8 +11,6 @@ Legend: N vectors, K codes of D dimensions.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from experiments.peers import Peer, PeerFSQ, PeerLFQ, PeerSimVQ, PeerVQ
+from experiments.records import digest
 from topovq import KohonenVQ
 from topovq.ops.accumulate import accumulate
 from topovq.ops.search import nearest
@@ -244,7 +243,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        return digest(asdict(self))[:12]
 
     @property
     def name(self) -> str:

@@ -30,14 +30,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.clients.images import load_images
+from experiments.clients.images import load_both
 from experiments.clients.run import Cell, Run
-from experiments.ledger import environment
 from experiments.peers import their
+from experiments.records import environment
+from experiments.tables import Line, lines_as_csv
 from topovq import ResidualVQ
 from topovq.metrics import code_counts, perplexity, usage
 
-Row = dict[str, Any]
 METHODS = ("recommended", "vqp-rewritten", "ema")
 NEW = "faces256"
 FINE_TUNING = "fine-tuning"
@@ -62,7 +62,7 @@ def regimes(small: bool) -> dict[str, Cell]:
     }
 
 
-def train(regime: str, cell: Cell, images: dict[str, tuple[Tensor, Tensor]]) -> Row:
+def train(regime: str, cell: Cell, images: dict[str, tuple[Tensor, Tensor]]) -> Line:
     """What a run of a regime has become."""
     run = Run(cell, *images[cell.data])
     run.advance(cell.steps)
@@ -74,7 +74,7 @@ def train(regime: str, cell: Cell, images: dict[str, tuple[Tensor, Tensor]]) -> 
         spread = (before_KD - before_KD.roll(len(before_KD) // 2 + 1, 0)).norm(dim=1).mean()
         jumped = float(((codes_of(run) - before_KD).norm(dim=1) > spread).double().mean())
     measured = {name: value for name, value in run.measure().items() if name in COLUMNS}
-    return {**measured, "jumped": jumped, "ms": 1e3 * run.seconds / max(1, run.timed)}
+    return {**measured, "jumped": jumped, "ms": run.ms}
 
 
 def codes_of(run: Run) -> Tensor:
@@ -116,7 +116,7 @@ def mel_filters() -> Tensor:
     return torch.from_numpy(triangles).float()
 
 
-def quantize_speech(method: str, frames: tuple[Tensor, Tensor], updates: int) -> Row:
+def quantize_speech(method: str, frames: tuple[Tensor, Tensor], updates: int) -> Line:
     """A ResidualVQ that learns from batches of frames, then what it leaves of the test frames."""
     torch.manual_seed(0)
     trained, tested = frames
@@ -143,8 +143,7 @@ def quantize_speech(method: str, frames: tuple[Tensor, Tensor], updates: int) ->
     }
 
 
-def rows(data: Path | None, audio: Path | None, small: bool) -> Iterator[Row]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def rows(data: Path | None, audio: Path | None, small: bool, device: torch.device) -> Iterator[Line]:
     if audio is not None:
         frames = mel_frames(audio)
         frames = frames[0].to(device), frames[1].to(device)
@@ -156,10 +155,7 @@ def rows(data: Path | None, audio: Path | None, small: bool) -> Iterator[Row]:
         for regime, cell in regimes(small).items():
             for name in (cell.data, NEW) if regime == FINE_TUNING else (cell.data,):
                 if name not in images:
-                    images[name] = (
-                        load_images(data, name, "train").to(device),
-                        load_images(data, name, "val").to(device),
-                    )
+                    images[name] = load_both(data, name, device)
             for method in METHODS:
                 key = {"regime": regime, "method": method, "K": cell.K, "d": cell.d, "steps": cell.steps}
                 key["tokens_per_batch"] = cell.batch * (cell.crop // cell.stride) ** 2
@@ -176,23 +172,20 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = environment(device, asked.commit)
-    for row in rows(asked.data, asked.audio, asked.small):
+    for row in rows(asked.data, asked.audio, asked.small, device):
         shown = {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()}
         print(*(f"{name}={value}" for name, value in shown.items() if value is not None), flush=True)
         add(asked.out, {**shown, "n": 1, **facts})
 
 
-def add(out: Path, row: Row) -> None:
+def add(out: Path, row: Line) -> None:
     """Write a row to the CSV file, in the place of one of the same regime and method."""
-    before: list[Row] = []
+    before: list[Line] = []
     if out.exists():
         with open(out, newline="") as file:
             before = [each for each in csv.DictReader(file) if any(each[name] != row[name] for name in KEY[:2])]
     facts = dict.fromkeys(name for each in (*before, row) for name in each if name not in (*KEY, *COLUMNS))
-    with open(out, "w", newline="") as file:
-        writer = csv.DictWriter(file, [*KEY, *COLUMNS, *facts], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([*before, row])
+    out.write_text(lines_as_csv([*before, row], [*KEY, *COLUMNS, *facts]))
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ from torch import Tensor
 if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it; its models do not use it
     sys.modules["rich"] = types.ModuleType("rich")
 
-from experiments.clients.images import Crops, load_images, pack
+from experiments.clients.images import Crops, load_both, pack
 from experiments.clients.methods import ALONE, UNORDERED, Cell, build, cells
-from experiments.ledger import environment, read, write
+from experiments.clients.steps import Steps
+from experiments.records import environment, read, write
 from topovq.grid import Grid
 from topovq.metrics import perplexity, ssim, topographic_error
 from topovq.tokenizer.models.vqgan import Decoder, Encoder
@@ -44,7 +45,6 @@ TOKENS_A_CODE = 20.0  # at least, in every measure of use
 LEAST_CROPS = 18  # of a validation image
 AT_ONCE = 256  # crops, in a measure
 ORDERED = 16_384  # vectors that the topographic error is taken over
-WARM_UP = 20  # steps before the clock runs
 TIMED = 120  # steps of a run alone, where several are trained at once
 BROKEN = 4  # the exit code where the device can no longer be used: a new process goes on
 
@@ -52,25 +52,24 @@ BROKEN = 4  # the exit code where the device can no longer be used: a new proces
 # One run
 
 
-class Run:
-    """A cell being trained: `advance` to a step, `measure` what it has become."""
+class Run(Steps):
+    """A cell being trained: `advance` by some steps, `measure` what it has become."""
 
     def __init__(self, cell: Cell, train: Tensor, val: Tensor, graph: bool = True) -> None:
-        self.cell, self.device = cell, train.device
-        cuda = self.device.type == "cuda"
+        self.cell, device = cell, train.device
         torch.manual_seed(cell.seed)
         size = (3, cell.hidden, 1, cell.stride, cell.light, cell.d)
         self.encoder, self.decoder = (
-            made.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            made.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             for made in (Encoder(*size), Decoder(*size))
         )
-        self.quantizer = build(cell.method, cell.d, cell.K, cell.metric, cell.steps).to(self.device).train()
+        self.quantizer = build(cell.method, cell.d, cell.K, cell.metric, cell.steps).to(device).train()
         parts = (self.encoder, self.decoder, self.quantizer)
         parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            parameters, cell.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True, capturable=cuda
+        optimizer = torch.optim.AdamW(
+            parameters, cell.learning_rate, (0.9, 0.95), weight_decay=0.0, fused=True, capturable=device.type == "cuda"
         )
-        self.graphed = graph and cuda and self.quantizer.graphable
+        super().__init__(None, optimizer, device, graph and self.quantizer.graphable)
         self.see(train, val)
         torch.manual_seed(5_000 + cell.seed)
 
@@ -87,8 +86,7 @@ class Run:
         which = which[torch.arange(math.ceil(len(which) / AT_ONCE) * AT_ONCE) % len(which)]
         self.seen = Crops.drawn(val, which.view(-1, AT_ONCE), cell.crop, torch.Generator().manual_seed(7))
         self.t = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.done, self.timed, self.seconds = 0, 0, 0.0
+        self.restart()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(reconstruction, what was quantized, tokens, the quantizer's loss)."""
@@ -109,41 +107,6 @@ class Run:
         (F.mse_loss(y, x) + loss.sum()).backward()
         self.optimizer.step()
         self.t.add_(1)
-
-    def eager(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step()
-
-    def capture(self) -> None:
-        """The first steps, on a side stream, then the graph of one (which runs nothing)."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.eager()
-        self.done += 3
-        torch.cuda.current_stream().wait_stream(side)
-        self.optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        self.graph = graph
-
-    def advance(self, stop: int) -> None:
-        if self.graphed and self.graph is None:
-            self.capture()
-        start, first = self.now(), self.done
-        while self.done < stop:
-            self.graph.replay() if self.graph is not None else self.eager()
-            self.done += 1
-            if self.done == WARM_UP:
-                start, first = self.now(), self.done
-        self.seconds, self.timed = self.seconds + self.now() - start, self.timed + self.done - first
-
-    def now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
@@ -195,7 +158,7 @@ def run(cells: Sequence[Cell], train: Tensor, val: Tensor, graph: bool = True) -
         if len(runs) > 1:
             together(runs, stops)
         else:
-            runs[0].advance(stops[0])
+            runs[0].advance(stops[0] - runs[0].done)
         for measured, training in zip(rows, runs):
             measured.append(training.measure())
     seconds = (time.perf_counter() - begin) / len(runs)
@@ -204,7 +167,7 @@ def run(cells: Sequence[Cell], train: Tensor, val: Tensor, graph: bool = True) -
             "study": "clients",
             "cell": asdict(training.cell),
             "rows": measured,
-            "ms": 1e3 * training.seconds / max(1, training.timed),
+            "ms": training.ms,
             "graph": training.graphed,
             "at_once": len(runs),
             "seconds": seconds,
@@ -259,7 +222,7 @@ def run_cells(
             say(f"left out, there is no time: {', '.join(each.name for each in group)}")
             continue
         if cell.data not in images:
-            images[cell.data] = tuple(load_images(folder, cell.data, split).to(device) for split in ("train", "val"))  # type: ignore[assignment]
+            images[cell.data] = load_both(folder, cell.data, device)
         graph, broken = device.type == "cuda" and cell.id not in tried, False
         try:
             records = run(group, *images[cell.data], graph)

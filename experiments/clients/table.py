@@ -7,17 +7,18 @@ that were done otherwise.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.clients.methods import METHODS, QUICK_CELL, cells
 from experiments.clients.run import Cell, run_cells
-from experiments.ledger import finished, left_to_run
-from experiments.plots import canvas, style
-from experiments.runs import FACTS, Spread, as_text, some
+from experiments.figures.style import canvas, size_axis, style
+from experiments.records import by_seeds, finished, some
+from experiments.runs import missing_cells
 from experiments.specs import CLIENTS, QUICK, Options
-from experiments.tables import Table, check_whole
+from experiments.tables import FACTS, Spread, Table, as_text, check_whole, differing, facts, ran_on
 from topovq.view.pictures import COLORS
 
 FILE = f"{CLIENTS}.jsonl"  # in the folder of runs
@@ -86,7 +87,7 @@ def wanted(options: Options) -> list[Cell]:
 
 def run_missing(options: Options, say: Callable[[str], object]) -> None:
     """Train what no record tells of, one run after the other, on this machine."""
-    todo = left_to_run(wanted(options), find(options), options.dataset == QUICK, say)
+    todo = missing_cells(wanted(options), find(options), options.dataset == QUICK, say)
     options.runs.mkdir(parents=True, exist_ok=True)
     run_cells(todo, options.runs / FILE, options.data_path, say=say)
 
@@ -96,19 +97,11 @@ def find(options: Options) -> dict[str, dict[str, Any]]:
 
 
 def make_clients(options: Options) -> Table:
-    found = find(options)
-    rows: dict[Cell, Row] = {}
-    lacking: dict[Cell, int] = {}
-    for cell in wanted(options):
-        key = replace(cell, seed=0)
-        rows.setdefault(key, Row(key, []))
-        if cell.id in found:
-            rows[key].records.append(found[cell.id])
-        else:
-            lacking[key] = lacking.get(key, 0) + 1
-    some_seeds = [f"{key.name[:-7]} ({n} seeds)" for key, n in lacking.items() if rows[key].records]
-    not_run = [key.name[:-7] for key in lacking if not rows[key].records]
-    shown = [row for row in rows.values() if row.records]
+    found, left = by_seeds(wanted(options), find(options))
+    lacking = Counter(replace(cell, seed=0) for cell in left)
+    some_seeds = [f"{cell.name[:-7]} ({n} seeds)" for cell, n in lacking.items() if found[cell]]
+    not_run = [cell.name[:-7] for cell in lacking if not found[cell]]
+    shown = [Row(cell, records) for cell, records in found.items() if records]
     problems = {"missing": some_seeds, "mixed": _mixed(shown)}
     notes = check_whole(CLIENTS, options, problems, bool(shown))
     if not_run:
@@ -127,11 +120,8 @@ def make_clients(options: Options) -> Table:
 
 def _mixed(rows: Sequence[Row]) -> list[str]:
     """Data sets of which the runs saw different images."""
-    seen: dict[str, set[str]] = {}
-    for row in rows:
-        for record in row.records:
-            seen.setdefault(row.cell.data, set()).add(" + ".join(f"{record[name]:,}" for name in ALIKE))
-    return [f"{data} was {' and '.join(sorted(found))} images" for data, found in seen.items() if len(found) > 1]
+    told = ((row.cell.data, " + ".join(f"{record[n]:,}" for n in ALIKE)) for row in rows for record in row.records)
+    return [f"{data} was {' and '.join(found)} images" for data, found in differing(told).items()]
 
 
 def _data(cell: Cell) -> str:
@@ -153,9 +143,7 @@ def _for_programs(row: Row) -> list[str]:
     late = row.spread("psnr")
     numbers = [row.mean(name) for name in MEASURES]
     numbers += [row.ms, late.std if late else None, row.mean("psnr", 0), row.mean("used", 0)]
-    facts = [" ".join(dict.fromkeys(str(record.get(name) or "") for record in row.records)) for name in FACTS]
-    facts[1] = " ".join(text[:7] for text in facts[1].split())
-    return [*(str(key[name]) for name in KEYS), str(len(row.records)), *as_text(numbers), *facts]
+    return [*(str(key[name]) for name in KEYS), str(len(row.records)), *as_text(numbers), *facts(row.records).values()]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
@@ -190,8 +178,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     if any(not record["graph"] for row in rows for record in row.records):
         methods = [row.cell.method for row in rows if not all(record["graph"] for record in row.records)]
         notes.append(f"ms is of a whole step, without a CUDA graph for {', '.join(dict.fromkeys(methods))}.")
-    hardware = dict.fromkeys(record["hardware"] for row in rows for record in row.records)
-    return [*notes, f"Run on {', '.join(hardware)}."]
+    return [*notes, *ran_on(record for row in rows for record in row.records)]
 
 
 def draw_clients(table: Table) -> Any:
@@ -217,10 +204,8 @@ def draw_clients(table: Table) -> Any:
                 values = [unit * float(row[name]) for row in mine]
                 ax.plot(at, values, color=color, marker=marker, markersize=5, linewidth=1.8, label=LABELS[method])
         for ax, name in zip(axes, ("codes in use (%)", "PSNR (dB)")):
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
-            ax.minorticks_off()
-            ax.set(xlabel="codes in the codebook", ylabel=name)
+            size_axis(ax, sizes)
+            ax.set_ylabel(name)
         axes[0].set_ylim(0, 104)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure

@@ -1,1 +1,1 @@
-"""The runs behind the paper's claims, what is measured of their models, and what they say of each claim."""
+"""The paper: its tables, the runs that its claims rest on, what is measured of models, and the verdicts."""

@@ -18,15 +18,16 @@ from experiments.paper.claims import (
     Answer,
     Claim,
     Evidence,
-    Line,
     answers,
+    authors_blocks,
     beyond,
-    course,
     early,
     greater,
     joined,
+    levels,
     loss,
     moved,
+    perplexities,
     precision,
     smoothness,
     speedups,
@@ -34,8 +35,9 @@ from experiments.paper.claims import (
     topographic_errors,
 )
 from experiments.paper.groups import EMA, HARD, SHORT, TAUS, smooth_cells
-from experiments.runs import Record, Records
-from experiments.tables import Row
+from experiments.paper.table import Row
+from experiments.records import Record, Records
+from experiments.tables import Line
 
 MISSING: Answer = (NOT_RUN, 0, UNKNOWN)
 SIMILAR = 0.02  # losses within so much of each other are similar
@@ -51,14 +53,14 @@ def least(rows: list[Row]) -> int:
     return min(row.n for row in rows)
 
 
-def span(rows: list[Row]) -> tuple[str, float]:
+def lowest_and_highest(rows: list[Row]) -> tuple[str, float]:
     """The lowest and the highest mean loss in words, and how far they are apart as a share of the lowest."""
     means = [loss(row).mean for row in rows]
     return f"{min(means):.1f} to {max(means):.1f}", max(means) / min(means) - 1
 
 
 def similar(rows: list[Row]) -> Answer:
-    words, apart = span(rows)
+    words, apart = lowest_and_highest(rows)
     return words, least(rows), verdict(apart < SIMILAR)
 
 
@@ -216,7 +218,7 @@ def in_use(e: Evidence) -> Answer:
 
 def _thousands(run: Record) -> list[list[float]]:
     """The run's perplexities, a list for each thousand steps."""
-    values = course(run)
+    values = perplexities(run)
     each = max(1, 1_000 * len(values) // run.config["steps"])
     return [values[first : first + each] for first in range(0, len(values), each)]
 
@@ -311,6 +313,6 @@ def csv_files(folder: Path, records: Records) -> dict[str, list[Line]]:
     """The rows of every file there is something for, by its name."""
     evidence = Evidence(folder, records)
     made = {"speedup": speedups, "early": early, "precision": precision, "smoothness": smoothness}
-    made |= {"moved": moved, "beyond": beyond}
+    made |= {"moved": moved, "beyond": beyond, "levels": levels, "blocks": authors_blocks}
     files = {name: lines(evidence) for name, lines in made.items()}
     return {"claims": list(answers(CLAIMS, evidence)), **{name: lines for name, lines in files.items() if lines}}

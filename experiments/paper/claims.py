@@ -9,6 +9,7 @@ are more than two standard errors apart. Where runs are missing our figure is NO
     moved       PSNR after tokens were moved on the map and by their numbers
     beyond      the softmax KSOM and neural gas
     levels      what each level of a model uses, at 256x256
+    blocks      KSOM `hard` with our blocks, and with what the authors' code does otherwise
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import numpy as np
 
 from experiments.paper.groups import EARLY_SEEDS, EMA, GAS, HARD, SHORT, SOFT, ZERO, smooth_cells
 from experiments.paper.measured import read_failed, read_measured
-from experiments.runs import Record, Records, Spread, facts, resolved, settled
-from experiments.specs import Blocks, Cell, Dataset, Options, cells
-from experiments.tables import Row, rows_of
+from experiments.paper.table import Row, rows_of, settled
+from experiments.records import Record, Records, resolved
+from experiments.specs import SEEDS, Blocks, Cell, Dataset, Options, cells
+from experiments.tables import Line, Spread, facts, mean_and_std_of
 
 NOT_RUN = "not run yet"
 SAME, DIFFERS, UNKNOWN = "same", "differs", "cannot tell"
@@ -38,7 +40,6 @@ FACES = ("celebahq", "afhq")  # the sets of faces, whose losses' mean is the los
 LENGTHS: dict[Blocks, dict[str, Any]] = {"plain": SHORT, "paper": {}}  # our short runs, and the paper's
 MOST_SEEDS = 5
 LEVEL_KEYS = ("method", "neighborhood", "count_init", "update_empty")
-Line = dict[str, Any]
 Answer = tuple[str, int, str]  # our figure, of how many runs a cell, the verdict
 
 
@@ -77,8 +78,7 @@ class Evidence:
 
     def runs(self, cell: Cell, most: int, **length: Any) -> list[Record]:
         """The runs of a cell that are there."""
-        found = [self.records.finished(cell.config(seed, **length)) for seed in range(most)]
-        return [run for run in found if run is not None]
+        return self.records.all_finished(cell.config(seed, **length) for seed in range(most))
 
     def lost(self, cell: Cell) -> int:
         """How many of the early runs of a cell ended in NaN."""
@@ -115,9 +115,9 @@ def joined(verdicts: Iterable[str]) -> str:
     return DIFFERS if DIFFERS in found else UNKNOWN if UNKNOWN in found else SAME
 
 
-def course(run: Record) -> list[float]:
+def perplexities(run: Record) -> list[float]:
     """Perplexities over a training: of training batches where the record has them, else of the validation images."""
-    traced = [value for line in run.lines if line["event"] == "trace" for value in line["perplexities"][0]]
+    traced = [value for line in run.traces() for value in line["perplexities"][0]]
     return traced or [line["perplexity"] for line in run.validations()]
 
 
@@ -154,12 +154,10 @@ def early(evidence: Evidence) -> list[Line]:
     usual = fmean(run.best for run in found[0])
     lines = []
     for cell, runs in zip(cells, found):
-        best = Spread.of([1e3 * run.best for run in runs])
-        assert best is not None
         lines.append({
             "count_init": cell.count_init, "blocks": cell.blocks, "n": len(runs) + evidence.lost(cell),
             "failed": sum(run.best > FAILED * usual for run in runs) + evidence.lost(cell),
-            "loss_mean": round(best.mean, 2), "loss_std": "" if best.std is None else round(best.std, 2),
+            **mean_and_std_of("loss", [1e3 * run.best for run in runs], 2),
             "worst": round(1e3 * max(run.best for run in runs), 2), **facts(runs),
         })  # fmt: skip
     return lines
@@ -171,13 +169,10 @@ def precision(evidence: Evidence) -> list[Line]:
     for cell in (EMA, HARD, replace(HARD, neighborhood="gaussian")):
         float32 = evidence.runs(replace(cell, precision="fp32"), 3)
         bf16 = evidence.runs(cell, 10)
-        spreads = {"bf16": Spread.of([1e3 * run.best for run in bf16])}
-        spreads["float32"] = Spread.of([1e3 * run.best for run in float32])
         if float32 and bf16:
             line: Line = {"method": cell.method, "neighborhood": cell.neighborhood, "n": len(float32)}
-            for name, spread in spreads.items():
-                assert spread is not None
-                line |= {f"{name}_mean": round(spread.mean, 2), f"{name}_std": round(spread.std or 0, 2)}
+            for name, runs in (("bf16", bf16), ("float32", float32)):
+                line |= mean_and_std_of(name, [1e3 * run.best for run in runs], 2)
             lines.append({**line, **facts([*float32, *bf16])})
     return lines
 
@@ -194,9 +189,7 @@ def smoothness(evidence: Evidence) -> list[Line]:
             line: Line = {"neighborhood": cell.neighborhood, "grid_dim": cell.grid_dim, "tau": cell.tau}
             line["n"] = len(orders)
             for name in ("topographic_error", "topographic_product", "neighbor_ratio"):
-                spread = Spread.of([order[name] for order in orders])
-                assert spread is not None
-                line |= {f"{name}_mean": round(spread.mean, 4), f"{name}_std": round(spread.std or 0, 4)}
+                line |= mean_and_std_of(name, [order[name] for order in orders], 4)
             lines.append({**line, **facts(evidence.runs(cell, 10))})
     return lines
 
@@ -218,20 +211,33 @@ def beyond(evidence: Evidence) -> list[Line]:
     lines = []
     for cell in (EMA, HARD, GAS, *SOFT):
         runs = evidence.runs(cell, 10)
-        spread = Spread.of([1e3 * run.best for run in runs])
-        if spread is not None:
+        if runs:
             name = cell.method if cell in SOFT else cell.neighborhood
             softmax = [1e3 * found["softmax"] for found in evidence.of_models(cell) if "softmax" in found]
             lines.append({
-                "method": name, "n": spread.n, "loss_mean": round(spread.mean, 2),
-                "loss_std": "" if spread.std is None else round(spread.std, 2),
+                "method": name, "n": len(runs), **mean_and_std_of("loss", [1e3 * run.best for run in runs], 2),
                 "with_softmax": round(fmean(softmax), 2) if softmax else "",
                 "perplexity": round(fmean(run.validations()[-1]["perplexity"] for run in runs), 1), **facts(runs),
             })  # fmt: skip
     return lines if {"none", "hard"} < {line["method"] for line in lines} else []
 
 
-def levels(records: Records) -> list[Line]:
+def authors_blocks(evidence: Evidence) -> list[Line]:
+    """Our blocks, and what the authors' code does otherwise, one at a time, beside the same seeds as they are."""
+    cell = replace(HARD, blocks="plain")
+    others = {"residual blocks of the authors' code": HARD, "float32": replace(cell, precision="fp32")}
+    lines = []
+    for name, other in others.items():
+        for seed in range(SEEDS["plain"]):
+            run, usual = (evidence.records.finished(each.config(seed)) for each in (other, cell))
+            if run is not None and usual is not None:
+                found = {"loss": round(1e3 * run.best, 3), "loss_as_it_is": round(1e3 * usual.best, 3)}
+                found |= {"steps20_k": run.steps_to(1.2) / 1e3, "steps20_k_as_it_is": usual.steps_to(1.2) / 1e3}
+                lines.append({"change": name, "seed": seed, **found, **facts([run])})
+    return lines
+
+
+def levels(evidence: Evidence) -> list[Line]:
     """At 256x256: what each level of a model uses at the last step."""
     lines = []
     for dataset in LARGE:
@@ -240,8 +246,7 @@ def levels(records: Records) -> list[Line]:
             named = {tuple(getattr(cell, name) for name in LEVEL_KEYS): cell for cell in every}
             named[("ride", "", "", "")] = Cell("main", dataset, "ride", blocks=blocks)
             for cell in named.values():
-                found = [records.finished(cell.config(seed, **length)) for seed in range(MOST_SEEDS)]
-                lines += [line for run in found if run is not None for line in _levels_of(cell, run)]
+                lines += [line for run in evidence.runs(cell, MOST_SEEDS, **length) for line in _levels_of(cell, run)]
     return lines
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from experiments.pictures import WIDE, moved, moved_by_index, shift_scores, topographies
-from experiments.runs import Images, Record
+from experiments.figures.measures import WIDE, moved_by_index, shift_scores, topographies
+from experiments.records import Record
+from experiments.runs import Images
 from topovq.metrics import topographic_product
 from topovq.quantizers import SoftKohonenVQ
 from topovq.storage import write_atomic
@@ -24,6 +25,7 @@ from topovq.tokenizer.atlas import charts
 from topovq.tokenizer.data import Source
 from topovq.tokenizer.models import Tokenizer
 from topovq.tokenizer.training import load_run
+from topovq.view.pictures import moved
 
 SUFFIX = ".measured.json"
 FAILED = ".failed.json"  # of a run whose weights became NaN

@@ -34,10 +34,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from experiments.draw import draw
+from experiments.figures.draw import draw
 from experiments.paper.groups import Group, groups, large_groups
 from experiments.paper.measured import FAILED, SUFFIX, measure, read_failed
-from experiments.runs import REPLACED, Record, Records, missing, resolved
+from experiments.records import RECORDS, REPLACED, Record, Records, resolved
+from experiments.runs import missing
 from experiments.specs import Options
 from topovq.distributed import pick_device
 from topovq.storage import write_atomic
@@ -50,7 +51,6 @@ from topovq.tokenizer.training.many import AT_ONCE, LARGE
 from topovq.tokenizer.training.record import RECORD_FILE
 from topovq.tokenizer.training.watch import Diverged
 
-RECORDS = Path(__file__).parents[2] / "records"
 SIDE, TILES = 32, 100  # pixels of an image, images along a side of a sheet
 FIRST = ((59, 62, 63), (154, 177, 187))  # the upper left pixels of the first two images of CIFAR-10
 DATA = ("faces", "imagenet")  # data sets that lie where an option says
@@ -61,18 +61,11 @@ PICTURES = ("map", "shifts", "shifts-wide", "shift-psnr", "topography")
 
 def tiny(config: TrainConfig) -> TrainConfig:
     """A run of seconds on the photographs of the package, with the same rule and blocks."""
-    options = {name: value for name, value in config.model_options.items() if name not in TINY_MODEL}
     rule = {name: value for name, value in config.quantizer_options.items() if name != "grid"}
     sizes: dict[str, Any] = {"codebook_size": 16, "code_dim": 4, "steps": 40, "batch_size": 4, "image_size": None}
-    often: dict[str, Any] = {
-        "validate_every": 20,
-        "checkpoint_every": 20,
-        "log_every": 20,
-        "precision": "fp32",
-        "device": "cpu",
-    }
-    model: dict[str, Any] = {"model_options": options | TINY_MODEL, "quantizer_options": rule}
-    return replace(config, data="photos", data_path=None, **sizes, **often, **model)
+    often: dict[str, Any] = dict.fromkeys(("validate_every", "checkpoint_every", "log_every"), 20)
+    model: dict[str, Any] = {"model_options": config.model_options | TINY_MODEL, "quantizer_options": rule}
+    return replace(config, data="photos", data_path=None, precision="fp32", device="cpu", **sizes, **often, **model)
 
 
 def unpack_cifar10(folder: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from experiments.clients.images import Crops, load_images
+from experiments.clients.images import Crops, load_both
 from experiments.clients.methods import build
+from experiments.clients.steps import Steps
 from experiments.prior.cells import CODEBOOKS, SIDES, Book
 from topovq.grid import Grid
 from topovq.metrics import psnr
@@ -31,7 +31,6 @@ from topovq.tokenizer.models.vqvae import VQVAE
 SHEET = 100  # images a side of a sheet
 VALIDATION = 4_096  # images of CIFAR-10 that are not trained on, the last ones
 CROPS = {"imagenet160": (12, 8), "photos": (2, 1)}  # tokens of how many crops of a training, a validation image
-WARM_UP = 20  # steps before the clock runs
 Images = tuple[Tensor, Tensor]  # that train, that validate
 
 
@@ -42,10 +41,8 @@ def load(folder: Path | None, data: str, device: torch.device) -> Images:
     if data == "cifar10":
         sheets = sorted(folder.glob("cifar10-*.webp")) if folder is not None else []
         images = torch.cat([_cut(sheet) for sheet in sheets]) if sheets else _cifar10(folder)
-        train, val = images[:-VALIDATION], images[-VALIDATION:]
-    else:
-        train, val = (load_images(folder, data, split) for split in ("train", "val"))
-    return train.to(device), val.to(device)
+        return images[:-VALIDATION].to(device), images[-VALIDATION:].to(device)
+    return load_both(folder, data, device)
 
 
 def _cifar10(folder: Path | None) -> Tensor:
@@ -88,57 +85,6 @@ def seen_by_priors(data: str, images: Images) -> Images:
         return torch.cat([whole, whole.flip(3)]), val.permute(0, 3, 1, 2).contiguous()
     of_train, of_val = CROPS[data]
     return crops_of(train, of_train, SIDES[data], 1), crops_of(val, of_val, SIDES[data], 2)
-
-
-# Steps
-
-
-class Steps:
-    """Runs a training step again and again: as a CUDA graph where it can be one. `seconds` of `timed` steps."""
-
-    def __init__(self, step: Callable[[], None], optimizer: torch.optim.Optimizer, device: torch.device, graph: bool):
-        self.step, self.optimizer, self.device = step, optimizer, device
-        self.graphed = graph and device.type == "cuda"
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.done, self.timed, self.seconds = 0, 0, 0.0
-
-    def eager(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step()
-
-    def advance(self, number: int) -> None:
-        if self.graphed and self.graph is None:
-            number -= self._capture(min(3, number))
-        start, first, last = self.now(), self.done, self.done + number
-        while self.done < last:
-            self.graph.replay() if self.graph is not None else self.eager()
-            self.done += 1
-            if self.done == WARM_UP:
-                start, first = self.now(), self.done
-        self.seconds, self.timed = self.seconds + self.now() - start, self.timed + self.done - first
-
-    def _capture(self, number: int) -> int:
-        """The first steps, on a side stream, then the graph of one (which runs nothing)."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(number):
-                self.eager()
-        torch.cuda.current_stream().wait_stream(side)
-        self.done += number
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        self.graph = graph
-        return number
-
-    def now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 # One tokenizer
@@ -188,7 +134,7 @@ def make_tokens(book: Book, images: Images, graph: bool = True) -> Tokens:
         "tokens_id": hashlib.sha256(val_NT.cpu().numpy().tobytes()).hexdigest()[:12],
         "train_images": len(train_NT),
         "val_images": len(val_NT),
-        "tokenizer_ms": 1e3 * steps.seconds / max(1, steps.timed),
+        "tokenizer_ms": steps.ms,
         "tokenizer_seconds": time.perf_counter() - begin,
     }
     return Tokens(model, grid, codes_KD, train_NT, val_NT, val, figures)

@@ -33,11 +33,11 @@ from torch import Tensor, nn
 if importlib.util.find_spec("rich") is None:  # the tokenizer's door asks for it; its models do not use it
     sys.modules["rich"] = types.ModuleType("rich")
 
-from experiments.ledger import environment, read, write
 from experiments.prior.books import Images, Steps, Tokens, adamw, cached, load, pack_cifar10
 from experiments.prior.cells import NARROWEST, SMOOTHED, WIDEST, Book, Cell, cells, digits, quick_cells
 from experiments.prior.pace import TOKENIZER, Pace
 from experiments.prior.samples import look_at
+from experiments.records import environment, read, write
 from topovq.prior import Prior
 
 STUDY = "prior"

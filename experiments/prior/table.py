@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.ledger import finished, left_to_run, of_study
-from experiments.plots import canvas, style
+from experiments.figures.style import canvas, style
 from experiments.prior.cells import Book, Cell, cells, quick_cells
 from experiments.prior.run import STUDY, run_cells
 from experiments.prior.tokens import ERROR_COLUMNS, FORMS, SIZE_COLUMNS, as_csv
-from experiments.runs import FACTS, Spread, some
+from experiments.records import by_seeds, finished, of_study, some
+from experiments.runs import missing_cells
 from experiments.specs import QUICK, Options
-from experiments.tables import Table, check_whole
+from experiments.tables import FACTS, Spread, Table, as_text, check_whole, differing, facts, ran_on
 from topovq.storage import write_atomic
 from topovq.view.pictures import COLORS
 
@@ -91,7 +91,7 @@ def wanted(options: Options) -> list[Cell]:
 
 def run_missing(options: Options, say: Callable[[str], object]) -> None:
     """Train what no record tells of, one run after the other, on this machine."""
-    todo = left_to_run(wanted(options), find(options), options.dataset == QUICK, say)
+    todo = missing_cells(wanted(options), find(options), options.dataset == QUICK, say)
     out, vgg = options.runs / STUDY, options.data_path / VGG_FILE if options.data_path is not None else None
     if vgg is not None and not vgg.is_file():
         say(f"there is no {vgg}, so there will be no FD-VGG")
@@ -111,17 +111,12 @@ def find_sampled(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 def rows_of(options: Options) -> tuple[list[Row], list[str]]:
     """The rows that have a record, and the names of cells that have none."""
-    found, lacking = find(options), []
+    found, lacking = by_seeds(wanted(options), find(options))
     looked_at = find_sampled((options.runs, *options.records))
-    rows: dict[Cell, Row] = {}
-    for cell in wanted(options):
-        key = replace(cell, seed=0)
-        rows.setdefault(key, Row(key, [], looked_at.get(key.id, {}).get("sampled", {})))
-        if cell.id in found:
-            rows[key].records.append(found[cell.id])
-        else:
-            lacking.append(cell.name)
-    return [row for row in rows.values() if row.records], lacking
+    shown = [
+        Row(cell, records, looked_at.get(cell.id, {}).get("sampled", {})) for cell, records in found.items() if records
+    ]
+    return shown, [cell.name for cell in lacking]
 
 
 def make_prior_table(options: Options) -> Table:
@@ -150,14 +145,8 @@ def asked(table: Table) -> Table:
 
 def _mixed(rows: Sequence[Row]) -> list[str]:
     """Codebooks whose tokens the runs did not share."""
-    seen: dict[str, set[str]] = {}
-    for row in rows:
-        for record in row.records:
-            told = " + ".join(f"{record[name]:,}" for name in ALIKE)
-            seen.setdefault(row.cell.book.name, set()).add(told)
-    return [
-        f"{book} has {' and '.join(sorted(found))} images and codes" for book, found in seen.items() if len(found) > 1
-    ]
+    told = ((row.cell.book.name, " + ".join(f"{record[n]:,}" for n in ALIKE)) for row in rows for record in row.records)
+    return [f"{book} has {' and '.join(found)} images and codes" for book, found in differing(told).items()]
 
 
 def _goal(row: Row, rows: Sequence[Row]) -> float | None:
@@ -181,15 +170,7 @@ def _for_programs(row: Row, goal: float | None) -> list[str]:
     numbers += [row.bits.std, TOKENS * row.bits.mean, row.mean("psnr"), row.mean("used"), row.best_step]
     numbers.append(None if goal is None else row.steps_to(goal))
     numbers += [row.sampled.get(name) for name in SAMPLED]
-    facts = [" ".join(dict.fromkeys(str(record.get(name) or "") for record in row.records)) for name in FACTS]
-    facts[1] = " ".join(text[:7] for text in facts[1].split())
-    return [
-        *key,
-        str(len(row.records)),
-        *("" if value is None else f"{value:.10g}" for value in numbers),
-        row.curve,
-        *facts,
-    ]
+    return [*key, str(len(row.records)), *as_text(numbers, 10), row.curve, *facts(row.records).values()]
 
 
 def _retrained(rows: Sequence[Row]) -> list[str]:
@@ -233,8 +214,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             notes.append(f"{text}.")
     notes += _retrained(rows)
     notes.append("`bits` is the first third of a token's bits, then the others. `shuffled` codes have no order.")
-    hardware = dict.fromkeys(record["hardware"] for row in rows for record in row.records)
-    return [*notes, f"Run on {', '.join(hardware)}."]
+    return [*notes, *ran_on(record for row in rows for record in row.records)]
 
 
 def draw_prior(table: Table) -> Any:

@@ -19,7 +19,6 @@ the line between the two qualities around it.
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +31,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from experiments.tables import FACTS, Line, lines_as_csv
 from topovq.grid import Grid
 from topovq.metrics import code_counts, neighbors, psnr, to_psnr
 from topovq.storage import write_atomic
@@ -40,14 +40,12 @@ from topovq.tokenizer.models import Tokenizer, as_levels
 if TYPE_CHECKING:  # the extras of topovq are needed for runs alone (the second half), not by the study
     from topovq.prior.coding import PriorCoder
 
-Row = dict[str, Any]
 IMAGES = 2_048  # at most
 SHARES = (0.001, 0.003, 0.01, 0.03, 0.1)  # of the tokens, that are wrong
 KINDS = ("neighbor", "random")
 QUALITIES = (0, 1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90)
 LEVEL = 19  # of zstd
 FORMS = ("raw", "zstd", "frequencies", "prior", "jpeg", "webp")
-FACTS = ("hardware", "commit")
 ERROR_COLUMNS = ("data", "codebook", "K", "errors", "share", "images", "tokens", "psnr", "psnr_lost", *FACTS)
 SIZE_COLUMNS = ("data", "K", "form", "bits_per_pixel", "psnr", "images", *FACTS)
 
@@ -166,7 +164,7 @@ def coded_bits(coder: PriorCoder, levels: tuple[Tensor, ...]) -> int:
 # Tables of runs
 
 
-def open_run(folder: Path) -> tuple[Tokenizer, Tensor, Row]:
+def open_run(folder: Path) -> tuple[Tokenizer, Tensor, Line]:
     """A run's model, its validation images, and what a row says of them."""
     from topovq.tokenizer.training import open_data
     from topovq.tokenizer.training.record import RECORD_FILE, read_record
@@ -180,7 +178,7 @@ def open_run(folder: Path) -> tuple[Tokenizer, Tensor, Row]:
     return model, images, facts | {name: config[name] for name in FACTS}
 
 
-def errors_of_run(name: str, folder: Path) -> Iterator[Row]:
+def errors_of_run(name: str, folder: Path) -> Iterator[Line]:
     """A row for each kind of error and share, of the run's validation images."""
     model, images, facts = open_run(folder)
     if len(model.quantizers) != 1:
@@ -189,7 +187,7 @@ def errors_of_run(name: str, folder: Path) -> Iterator[Row]:
         yield facts | {"codebook": name} | row
 
 
-def sizes_of_run(run: Path, prior: Path) -> list[Row]:
+def sizes_of_run(run: Path, prior: Path) -> list[Line]:
     """A row for each form, of the run's validation images."""
     from topovq.prior.coding import open_coder
 
@@ -207,13 +205,9 @@ def sizes_of_run(run: Path, prior: Path) -> list[Row]:
     ]
 
 
-def as_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-    return text.getvalue()
+def as_csv(columns: Sequence[str], rows: Iterable[Line]) -> str:
+    shown = [{name: f"{v:.6g}" if isinstance(v, float) else v for name, v in row.items()} for row in rows]
+    return lines_as_csv(shown, columns)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from experiments.paper.claim_list import (
 )
 from experiments.paper.claims import Claim, Evidence, answers, greater, joined, speedup
 from experiments.paper.groups import EMA, HARD, SHORT, SOFT, ZERO, smooth_cells
-from experiments.runs import Records, resolved
+from experiments.records import Records, resolved
 from experiments.specs import cells
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -24,7 +24,7 @@ from experiments.clients.images import Crops, load_images, pack
 from experiments.clients.methods import METHODS, QUICK_CELL, Cell, cells
 from experiments.clients.run import run_cells
 from experiments.clients.table import COLUMNS, LABELS, draw_clients, make_clients
-from experiments.ledger import read
+from experiments.records import read
 from experiments.specs import Options
 from experiments.tables import IncompleteTable, as_csv, markdown
 

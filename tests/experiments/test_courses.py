@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.draw import course, draw, draw_course
-from experiments.figures import Search, panels
-from experiments.plots import Look
-from experiments.runs import Records
+from experiments.figures.curves import Look, course
+from experiments.figures.draw import draw, draw_course
+from experiments.figures.parts import Search, panels
+from experiments.records import Records
 from experiments.specs import Options
 
 OPTIONS: dict[str, Any] = {"steps": 3_000, "records": ()}

@@ -15,11 +15,12 @@ import pytest
 from made_records import lines_of, write_record
 from PIL import Image
 
-from experiments import draw as drawing
-from experiments import figures
-from experiments.figures import FIGURES, FROM_RECORDS, QUICK_SIZE, TRACED, Search, figures_of, panels
-from experiments.plots import Look, curve, draw_losses, draw_perplexities, weights
-from experiments.runs import Records
+from experiments.figures import draw as drawing
+from experiments.figures import parts as figures
+from experiments.figures.curves import Look, curve, draw_losses, draw_perplexities
+from experiments.figures.neighborhoods import weights
+from experiments.figures.parts import FIGURES, FROM_RECORDS, QUICK_SIZE, TRACED, Search, figures_of, panels
+from experiments.records import Records
 from experiments.specs import Options
 from topovq.tokenizer.data import open_source
 from topovq.tokenizer.training import TrainConfig, train

@@ -17,7 +17,7 @@ import pytest
 from made_records import lines_of, write_record
 
 from experiments.__main__ import main
-from experiments.runs import Record
+from experiments.records import Record
 from experiments.specs import TABLES, cells
 from topovq.cli import main as topovq
 from topovq.tokenizer.training import read_record

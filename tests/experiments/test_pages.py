@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 from experiments import pages
+from experiments.records import Records
+from experiments.scale import tried
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +27,7 @@ def test_the_files_are_those_of_the_records(tmp_path: Path) -> None:
 
 def test_only_what_was_run_is_in_the_file(tmp_path: Path) -> None:
     shutil.copy(ROOT / "records" / "schedule" / "f9387dd26a23.jsonl", tmp_path)
-    (line,) = pages.schedules(tmp_path)
+    (line,) = tried.schedules(Records([tmp_path]))
     assert (line["neighborhood"], line["codebook_size"]) == ("side / 16 to 0.3 over 0.5 of the steps", 65_536)
     assert (line["loss"], line["used_percent"]) == (pytest.approx(29.9, abs=0.05), pytest.approx(98.0, abs=0.05))
 
@@ -37,7 +39,7 @@ def test_late_losses_are_those_of_the_last_third() -> None:
         def validations(self) -> list[dict[str, float]]:
             return [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.0}, {"step": 30, "loss": 1.0}]
 
-    assert pages.late_losses(Run()) == [1.0]  # type: ignore[arg-type]
+    assert tried.late_losses(Run()) == [1.0]  # type: ignore[arg-type]
 
 
 def test_a_smaller_picture_takes_the_place_of_a_larger(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from experiments.paper import run as paper_run
 from experiments.paper.groups import ZERO, groups, large_groups, traced
 from experiments.paper.measured import read_failed, read_measured
 from experiments.paper.run import collect, main, plan, unpack_cifar10
-from experiments.runs import Records, resolved
+from experiments.records import Records, resolved
 from experiments.specs import cells
 from topovq.tokenizer.training import TrainConfig, read_record
 from topovq.tokenizer.training.watch import Diverged

@@ -13,22 +13,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from experiments.pictures import (
-    Panel,
+from experiments.figures.measures import (
     batches,
-    draw_maps2,
-    draw_scale_map,
     encoder_outputs,
     level_choices,
     neighbor_ratio,
-    plate,
     shift_scores,
-    shifted_strip,
-    shrink,
     topographies,
-    use_picture,
 )
-from experiments.plots import save
+from experiments.figures.pictures import Panel, draw_maps2, draw_scale_map, plate, shifted_strip, shrink, use_picture
+from experiments.figures.style import save
 from topovq.grid import Grid
 from topovq.metrics import topographic_error
 from topovq.tokenizer.atlas import charts

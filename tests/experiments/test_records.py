@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs import Record
+from experiments.records import Record
 
 
 def history(losses: dict[int, float | None]) -> Record:

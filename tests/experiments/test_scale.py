@@ -11,8 +11,8 @@ import pytest
 from made_records import lines_of, write_record
 
 from experiments import specs
-from experiments.runs import Records
-from experiments.scale import LOOKS, draw_scale, make_scale
+from experiments.records import Records
+from experiments.scale.table import LOOKS, draw_scale, make_scale
 from experiments.specs import Options
 from experiments.tables import IncompleteTable, Table, as_csv, markdown
 

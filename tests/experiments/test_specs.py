@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs import Records
+from experiments.records import Records
 from experiments.specs import QUICK, TABLES, Blocks, Cell, Options, cells, configs, targets
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from made_records import lines_of, write_record
 
-from experiments.runs import Records, Spread
+from experiments.paper.table import make_table
+from experiments.records import Records
 from experiments.specs import Blocks, Cell, Options, cells
-from experiments.tables import FORMATS, IncompleteTable, as_csv, latex, make_table, markdown, terminal
+from experiments.tables import FORMATS, IncompleteTable, Spread, as_csv, latex, markdown, terminal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STEPS, SEEDS = 6_000, 3

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.plots import Look
-from experiments.runs import Record, Records
+from experiments.figures.curves import Look
+from experiments.records import Record, Records
 from experiments.specs import QUICK, SCALE, SETTINGS, Blocks, Cell, Options, blocks_of, cells, once
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training import TrainConfig

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.plots import canvas, style
-from experiments.runs import FACTS, Record, Records, Spread, as_text, facts, mean_and_std, mixtures
+from experiments.figures.style import canvas, size_axis, style
+from experiments.records import Record, Records, mixtures
 from experiments.specs import QUICK, SCALE, Cell, Options, cells
-from experiments.tables import Table, check_whole, span
+from experiments.tables import FACTS, Spread, Table, as_text, check_whole, facts, mean_and_std, ran_on, span
 from topovq.view.pictures import COLORS
 
 MEASURES = {"loss": 1e3, "psnr": 1.0, "usage": 100.0, "perplexity": 1.0}  # a validation's values, and their units here
@@ -82,9 +82,9 @@ def _by_length(
     """The cell's finished runs by their number of steps, longest first."""
     found = {}
     for length in lengths:
-        same = [records.finished(cell.config(seed, length, batch_size=batch_size)) for seed in cell.seeds(seeds)]
-        if any(same):
-            found[length] = [run for run in same if run is not None]
+        configs = (cell.config(seed, length, batch_size=batch_size) for seed in cell.seeds(seeds))
+        if same := records.all_finished(configs):
+            found[length] = same
     return found
 
 
@@ -164,10 +164,7 @@ def _notes(dataset: str, points: list[Point], full: int, runs: list[Record]) -> 
             best[key] = point
     winners = [f"{point.cell.method} at {size:,} ({step:,} steps)" for (size, step), point in best.items() if size]
     notes.append(f"Lowest mean loss: {', '.join(winners)}.")
-    hardware = sorted({run.config["hardware"] for run in runs if run.config.get("hardware")})
-    if hardware:
-        notes.append(f"Run on {', '.join(hardware)}.")
-    return notes
+    return [*notes, *ran_on(runs)]
 
 
 # The picture
@@ -217,10 +214,7 @@ def draw_scale(table: Table) -> Any:
                     ax.errorbar(at, means, spread, label=label, **how, **line)
                 label = "_"  # once is enough: such labels are not in a legend
         for ax in (losses, uses):
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
-            ax.minorticks_off()
-            ax.set_xlabel("codes in the codebook")
+            size_axis(ax, sizes)
         losses.set(ylabel="validation reconstruction loss (1e-3)", ylim=(0, None))
         uses.set(ylabel="codes in use (%)", ylim=(0, 104))
         losses.legend(loc="lower left", labelspacing=0.25)  # below the curves

@@ -1,8 +1,8 @@
-"""Pictures of models, pixel by pixel: their maps, and images whose tokens were moved; and both as numbers."""
+"""Pictures of models, pixel by pixel: their maps, and images whose tokens were moved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from experiments.plots import DPI, INK, LETTER, LINE, MARGIN, PALE, TEXT, style, wrapped
-from topovq.grid import Grid
-from topovq.metrics import BLOCK, not_neighbors, to_psnr, topographic_error
-from topovq.tokenizer.atlas import LEVEL_NAMES, charts, draw, map_picture
-from topovq.tokenizer.models import Tokenizer, Tokens, as_levels, codes_of
+from experiments.figures.measures import level_choices
+from experiments.figures.style import DPI, INK, LETTER, LINE, MARGIN, PALE, TEXT, style, wrapped
+from topovq.tokenizer.atlas import charts, draw, map_picture
+from topovq.tokenizer.models import Tokenizer, codes_of
 from topovq.tokenizer.training.evaluate import count_tokens
 from topovq.view.pictures import COLORS, codebook_map, moved
 from topovq.view.report import with_channels
@@ -26,8 +25,6 @@ FIXED = ((0, 0), (15, 18), (3, 27))
 PAPER_SHAPE = (16, 32)
 NEVER = torch.tensor([150.0, 20.0, 20.0], dtype=torch.float64)  # the color of a code that does not occur
 BATCH = 256  # images that are encoded at a time
-NEAR, WIDE = range(-3, 4), range(-10, 11)  # offsets
-PIXELS = 2**19  # decoded at a time
 
 
 @dataclass(frozen=True)
@@ -223,138 +220,3 @@ def shifted_strip(model: Tokenizer, images_BCHW: Tensor, offsets: Sequence[int],
 
 def label(offset: int) -> str:
     return f"{offset:+d}".replace("-", "−") if offset else "0"
-
-
-@dataclass(frozen=True)
-class ShiftScore:
-    """PSNR in dB, over all pixels of all images, of what the moved tokens decode to."""
-
-    moved: str  # which tokens: a key of `level_choices`
-    offset: int  # places along every axis of the map
-    to_reconstruction: float  # infinity where nothing moved
-    to_original: float
-    images: int
-
-
-def level_choices(model: Tokenizer) -> dict[str, tuple[int, ...]]:
-    """Which tokens may be moved: all of them and, where there are several levels, each level alone."""
-    every = tuple(range(len(model.quantizers)))
-    if len(every) == 1:
-        return {"all tokens": every}
-    names = LEVEL_NAMES.get(len(every), tuple(f"level {level}" for level in every))
-    together = "both levels" if len(every) == 2 else "all levels"
-    return {together: every} | {f"{name} alone": (level,) for level, name in enumerate(names)}
-
-
-def moved_by_index(model: Tokenizer, tokens: Tokens, offset: int, levels: Sequence[int]) -> Tokens:
-    """Tokens of `levels` whose numbers are `offset` higher, as if codes lay on a line; those at its ends stay there."""
-    parts = list(as_levels(tokens))
-    for level in levels:
-        parts[level] = (parts[level] + offset).clamp(0, model.quantizers[level].codebook_size - 1)
-    return parts[0] if len(parts) == 1 else tuple(parts)
-
-
-def shift_scores(
-    model: Tokenizer,
-    images_BCHW: Tensor,
-    offsets: Iterable[int],
-    advance: Callable[[], object] = lambda: None,
-    moved: Callable[[Tokenizer, Tokens, int, Sequence[int]], Tokens] = moved,
-) -> list[ShiftScore]:
-    """Scores of uint8 images for every choice of levels and every offset, each image encoded once.
-
-    `moved` gives the tokens at an offset: on the map, or `moved_by_index`. `advance` is called after every choice and
-    offset of every batch: see `batches`.
-    """
-    offsets, choices = list(offsets), level_choices(model)
-    device = model.mean_C11.device
-    errors = torch.zeros(len(choices), len(offsets), 2, dtype=torch.float64)
-    for batch in batches(images_BCHW):
-        batch = batch.to(device)
-        tokens = model.encode(batch)
-        plain = model.decode(tokens)
-        for row, levels in enumerate(choices.values()):
-            for column, offset in enumerate(offsets):
-                ours = (model.decode(moved(model, tokens, offset, levels)) if offset else plain).double()
-                for which, theirs in enumerate((plain, batch)):
-                    errors[row, column, which] += float((ours - theirs).square().sum())
-                advance()
-    errors /= images_BCHW.numel()
-    scores = []
-    for row, name in enumerate(choices):
-        for column, offset in enumerate(offsets):
-            to_reconstruction, to_original = map(to_psnr, errors[row, column].tolist())
-            scores.append(ShiftScore(name, offset, to_reconstruction, to_original, len(images_BCHW)))
-    return scores
-
-
-def batches(images_BCHW: Tensor) -> Sequence[Tensor]:
-    """The images in as many parts as `shift_scores` takes them in."""
-    return images_BCHW.split(max(1, PIXELS // images_BCHW[0, 0].numel()))
-
-
-# Order on the map
-
-
-@dataclass(frozen=True)
-class Topography:
-    """The order of one map; neighbors are those of the paper's hard neighborhood (the eight around a place in 2-D)."""
-
-    level: str
-    topographic_error: float  # share of encoder outputs whose two closest codes are not neighbors
-    chance_error: float  # its value where codes lie on the map in any order
-    neighbor_ratio: float  # mean distance of the codes of neighbors over that of any two codes: 1 without order
-    vectors: int
-
-
-def topographies(model: Tokenizer, images_BCHW: Tensor) -> list[Topography]:
-    """The order of each of a model's maps, for the encoder outputs of uint8 images."""
-    found = []
-    for chart, x_ND in zip(charts(model), encoder_outputs(model, images_BCHW), strict=True):
-        error = float(topographic_error(x_ND, chart.codes_KD.float(), chart.grid))
-        ratio, near = neighbor_ratio(chart.codes_KD, chart.grid)
-        found.append(Topography(chart.name, error, 1 - near, ratio, len(x_ND)))
-    return found
-
-
-@torch.no_grad()
-def encoder_outputs(model: Tokenizer, images_BCHW: Tensor) -> list[Tensor]:
-    """float32 [N, D] a level, coarsest first: the vectors that the quantizers see for these images."""
-    quantizers: Any = model.quantizers
-    for quantizer in quantizers:
-        if getattr(quantizer, "heads", 0) != 1:
-            raise ValueError(f"{type(quantizer).__name__} has several codes a place; only one can be looked at here")
-    seen: list[list[Tensor]] = [[] for _ in quantizers]
-
-    def keep(level: int) -> Any:
-        def hook(quantizer: Any, inputs: tuple[Tensor, ...]) -> None:
-            seen[level].append(quantizer.project_in(inputs[0].movedim(1, -1)).flatten(0, -2).float())
-
-        return hook
-
-    hooks = [quantizer.register_forward_pre_hook(keep(level)) for level, quantizer in enumerate(quantizers)]
-    try:
-        for batch in batches(images_BCHW):
-            model.encode(batch.to(model.mean_C11.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [torch.cat(parts) for parts in seen]
-
-
-def neighbor_ratio(codes_KD: Tensor, grid: Grid) -> tuple[float, float]:
-    """(Mean distance of the codes of neighbors over that of any two codes, share of any two that are neighbors)."""
-    size = len(codes_KD)
-    if size < 2:
-        raise ValueError(f"{size} codes have no neighbors: expected at least 2")
-    codes_KD, every = codes_KD.double(), torch.arange(size, device=codes_KD.device)
-    near_total = all_total = 0.0
-    near_number = 0
-    for rows in every.split(max(1, BLOCK // size)):
-        apart = torch.cdist(codes_KD[rows], codes_KD, compute_mode="donot_use_mm_for_euclid_dist")
-        near = ~not_neighbors(rows[:, None], every[None], grid) & (rows[:, None] != every)
-        near_total += float(apart[near].sum())
-        near_number += int(near.sum())
-        all_total += float(apart.sum())  # a code is at distance 0 from itself
-    pairs = size * (size - 1)
-    return (near_total / near_number) / (all_total / pairs), near_number / pairs

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from experiments.figures import FROM_RECORDS, MEASURED, MOST_SEEDS, SCALE_MAP, TRACED, Part, Search, panels
-from experiments.pictures import (
+from experiments.figures.curves import Curve, course, curve, draw_losses, draw_perplexities
+from experiments.figures.measures import (
     NEAR,
     WIDE,
-    batches,
-    draw_map,
-    draw_maps2,
-    draw_scale_map,
-    draw_shifts,
-    level_choices,
-    shift_scores,
-    token_counts,
-    topographies,
-)
-from experiments.plots import (
-    Curve,
-    Look,
     Measured,
-    curve,
-    draw_losses,
-    draw_neighborhoods,
-    draw_perplexities,
+    batches,
     draw_shift_scores,
     draw_topography,
-    save,
+    level_choices,
+    shift_scores,
+    topographies,
+    write_rows,
 )
-from experiments.runs import Images, Record, Records, check_alike, load
+from experiments.figures.neighborhoods import draw_neighborhoods
+from experiments.figures.parts import FROM_RECORDS, MEASURED, MOST_SEEDS, SCALE_MAP, TRACED, Part, Search, panels
+from experiments.figures.pictures import draw_map, draw_maps2, draw_scale_map, draw_shifts, token_counts
+from experiments.figures.style import save
+from experiments.records import Record, Records, check_alike
+from experiments.runs import Images, load
 from experiments.specs import BLOCKS, IMAGES, PAPER_STEPS, QUICK, SETTINGS, Options, other_data
-from experiments.tables import lines_as_csv
-from topovq.storage import write_atomic
 from topovq.tokenizer.data import Source
 
 # Pixels of the images that measures are taken over: at 256x256, 32 images (two minutes on two cores) or 512.
@@ -133,7 +121,7 @@ def _curves(search: Search, of_panel: dict[str, list[Part]]) -> Any:
 def draw_course(search: Search, parts: Sequence[Part]) -> Any:
     """The figure `early` or `utilization`, of every seed whose record has the course of its training."""
     every = {part.look: [search.find(part, seed) for seed in range(MOST_SEEDS)] for part in parts}
-    found = {look: [run for run in runs if run is not None and traces(run)] for look, runs in every.items()}
+    found = {look: [run for run in runs if run is not None and run.traces()] for look, runs in every.items()}
     lacking = [look.label for look, runs in found.items() if not runs]
     if lacking:
         raise FileNotFoundError(
@@ -141,7 +129,7 @@ def draw_course(search: Search, parts: Sequence[Part]) -> Any:
             f"{', '.join(lacking)}; `python -m experiments.paper.run --only main early` trains such runs"
         )
     first = next(iter(found.values()))[0]
-    trace = traces(first)[0]
+    trace = first.traces()[0]
     caption = f"VQ-VAE on {first.config['data']}, every {trace['every']} steps, one batch a point."
     if search.name == "early":
         curves = [course(look, runs, None, EARLY) for look, runs in found.items()]
@@ -149,24 +137,6 @@ def draw_course(search: Search, parts: Sequence[Part]) -> Any:
     levels = LEVELS[len(trace["perplexities"])]
     panels = {name: [course(look, runs, i) for look, runs in found.items()] for i, name in enumerate(levels)}
     return draw_perplexities(panels, first.config["codebook_size"], "Codes in use in training batches", caption)
-
-
-def traces(run: Record) -> list[dict[str, Any]]:
-    return [line for line in run.lines if line["event"] == "trace"]
-
-
-def course(look: Look, runs: Sequence[Record], level: int | None, until: int | None = None) -> Curve:
-    """The loss of single batches, or the perplexity of a level's codes in them."""
-    rows, steps = [], np.array([])
-    for run in runs:
-        lines = traces(run)
-        steps = np.concatenate([line["first"] + line["every"] * np.arange(len(line["losses"])) for line in lines])
-        values = [
-            value for line in lines for value in (line["losses"] if level is None else line["perplexities"][level])
-        ]
-        rows.append([float("nan") if value is None else value for value in values])
-    kept = steps <= (until or steps.max())
-    return Curve(look, steps[kept], np.array(rows)[:, kept])
 
 
 # Models
@@ -240,13 +210,6 @@ def _measure(search: Search, parts: Sequence[Part], images: Images) -> tuple[lis
     else:
         caption += "Neighbors are the eight places around one; dotted: what codes in no order would have."
     return measured, caption
-
-
-def write_rows(measured: Sequence[Measured], path: Path) -> Path:
-    """One row a result, numbers in full; infinity is `inf`."""
-    rows = [{"method": m.method, **m.facts, **asdict(result)} for m in measured for result in m.results]
-    write_atomic(path, lines_as_csv(rows).encode())
-    return path
 
 
 def _seeds(number: int) -> str:

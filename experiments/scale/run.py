@@ -1,8 +1,8 @@
-"""Studies beside the paper's, each a CSV file or the runs behind one.
+"""What is run and measured of large codebooks beside the study's table, whose runs `python -m experiments scale` makes.
 
-python -m experiments.studies shifted --out docs/results/shifted.csv     minutes on a CPU
-python -m experiments.studies use RUN... --out docs/results/use.csv      of models that were trained
-python -m experiments.studies schedules                                  trains 60 short runs: for a GPU
+python -m experiments.scale.run shifted --out docs/results/shifted.csv     minutes on a CPU
+python -m experiments.scale.run use RUN... --out docs/results/use.csv      of models that were trained
+python -m experiments.scale.run schedules                                  trains 60 short runs: for a GPU
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from experiments.pages import RECORDS, tried
 from experiments.peers import MissingPackage, their
-from experiments.runs import Records, missing, run_all
-from experiments.tables import lines_as_csv
+from experiments.records import RECORDS, Records
+from experiments.runs import missing, run_all
+from experiments.scale.tried import tried
+from experiments.tables import Line, lines_as_csv
 from topovq import KohonenVQ
 from topovq.distributed import pick_device
 from topovq.metrics import perplexity, usage
@@ -31,8 +32,6 @@ from topovq.tokenizer.models import load_pretrained
 from topovq.tokenizer.training import read_record
 from topovq.tokenizer.training.evaluate import count_tokens
 from topovq.tokenizer.training.record import RECORD_FILE, environment
-
-Row = dict[str, Any]
 
 # shifted: who keeps its codes? Gaussian vectors N(5, 1) far from where the codes start, under several settings and
 # layers. After 100, 1,000 and 3,000 updates: how many codes are chosen for 20,000 fresh vectors, how many have drained
@@ -86,7 +85,7 @@ def run_shifted(make: Callable[[], nn.Module], seed: int) -> list[dict[str, obje
     return rows
 
 
-def shifted(seeds: int) -> Iterator[Row]:
+def shifted(seeds: int) -> Iterator[Line]:
     torch.set_num_threads(1)
     facts = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
     facts["date"] = datetime.date.today().isoformat()
@@ -111,7 +110,7 @@ def counts_of(model: Any, images: Iterator[Tensor], total: int, what: str, devic
     return torch.stack(counts).sum(0)
 
 
-def rows_of(folder: Path, device: torch.device) -> Iterator[dict[str, Any]]:
+def rows_of(folder: Path, device: torch.device) -> Iterator[Line]:
     config = read_record(folder / RECORD_FILE)[0]
     model = load_pretrained(folder).to(device).eval()
     data_path = config["data_path"] and Path(config["data_path"])
@@ -142,12 +141,12 @@ def rows_of(folder: Path, device: torch.device) -> Iterator[dict[str, Any]]:
             }
 
 
-def use(runs: Iterable[Path], device: torch.device) -> Iterator[Row]:
+def use(runs: Iterable[Path], device: torch.device) -> Iterator[Line]:
     facts = environment(device, 1)
     return ({**row, **facts} for folder in runs for row in rows_of(folder, device))
 
 
-def write(rows: Iterable[Row], out: Path | None) -> None:
+def write(rows: Iterable[Line], out: Path | None) -> None:
     """Print each row as it comes, and write them to the CSV file."""
     made = []
     for row in rows:

@@ -1,0 +1,1 @@
+"""Codebooks of growing size, and the settings that were tried for them."""
