@@ -9,7 +9,8 @@ from kernels import DEVICE, noise
 
 from topovq.ops.search import METRICS, center_of, nearest
 from topovq.ops.triton.replay import Work
-from topovq.ops.triton.search import Fold, Tiles, nearest_triton, proves, search, shares_of, width_of
+from topovq.ops.triton.search import Fold, Tiles, nearest_triton, proof_pays, proves, search, shares_of, width_of
+from topovq.som.tables import DenseTable
 
 NAN, INF = float("nan"), float("inf")
 
@@ -376,3 +377,45 @@ def test_a_proof_over_shares_of_the_codes(proven, monkeypatch, shares):
     assert torch.equal(index[1:], closest(x, codes)[1:])
     assert index[0] == 30
     assert 1 <= number < 20
+
+
+def smooth_map(k, d):
+    """Codes along a curve, as those of a map whose neighborhood is wide."""
+    waves = noise(1, d, seed=2) + 1.5
+    return torch.sin(torch.linspace(0, 3, k)[:, None] * waves)
+
+
+def test_codes_of_a_smooth_map_are_known_to_have_few_proofs(proven):
+    codes = smooth_map(2200, 24)
+    x = codes[::7] + 0.3 * noise(315, 24)
+    _, number = listed(x, codes)
+    assert number > 0.9 * len(x)
+    assert not proof_pays(x.to(DEVICE), codes.to(DEVICE), "euclidean")
+    assert proof_pays(x.to(DEVICE), noise(2200, 24, seed=1).to(DEVICE), "euclidean")
+
+
+def test_whether_a_proof_pays_is_not_asked_where_none_is_sought():
+    codes = smooth_map(300, 24)
+    assert proof_pays(codes[::3].to(DEVICE), codes.to(DEVICE), "euclidean")
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_an_estimator_searches_a_smooth_map_without_proofs(proven, monkeypatch, smooth):
+    asked = []
+
+    def noted(*arguments):
+        asked.append(arguments[-1])
+        return nearest_triton(*arguments)
+
+    monkeypatch.setattr("topovq.ops.triton.search.nearest_triton", noted)
+    codes = smooth_map(2200, 24) if smooth else noise(2200, 24, seed=1)
+    x = codes[::30] + 0.3 * noise(74, 24)
+    table = DenseTable(x.to(DEVICE))
+    first = table._nearest(codes.to(DEVICE), "euclidean")
+    second = table._nearest(codes.to(DEVICE), "euclidean", first).cpu()
+    distance = torch.cdist(x.double(), codes.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    lowest = distance.topk(2, largest=False).values
+    chosen = distance.gather(1, torch.stack([first.cpu(), second], 1))
+    assert torch.allclose(chosen, lowest, rtol=1e-5)
+    assert (first.cpu() != second).all()
+    assert asked == [not smooth] * 2

@@ -149,7 +149,7 @@ class DenseTable(Table):
         axes_DR = self._few_axes(codes_KD) if metric == "euclidean" else None
         if self.x_ND.is_cuda:
             if axes_DR is None or axes_DR.shape[1] > self.dim / 2:  # its tiles are powers of two wide
-                index_N = nearest(self.x_ND, codes_KD, metric)
+                index_N = self._nearest(codes_KD, metric)
             else:
                 center_D = codes_KD.mean(0)
                 index_N = nearest((self.x_ND - center_D) @ axes_DR, (codes_KD - center_D) @ axes_DR)
@@ -174,11 +174,17 @@ class DenseTable(Table):
     def closest_two(self, codes_KD: Tensor, metric: str) -> Tensor:
         if not self.x_ND.is_cuda or self.dtype == torch.float64:
             return super().closest_two(codes_KD, metric)
-        from topovq.ops.triton.search import nearest_triton
+        first_N = self._nearest(codes_KD, metric)
+        return torch.stack([first_N, self._nearest(codes_KD, metric, first_N)], 1)
 
-        first_N = nearest(self.x_ND, codes_KD, metric)
-        second_N = nearest_triton(self.x_ND, codes_KD, metric, "exact", other_than_N=first_N)
-        return torch.stack([first_N, second_N], 1)
+    def _nearest(self, codes_KD: Tensor, metric: str, other_than_N: Tensor | None = None) -> Tensor:
+        """On a GPU: the closest code, or the closest but one, searched in the way that suits codes of a map."""
+        if self.dtype == torch.float64:
+            return nearest(self.x_ND, codes_KD, metric)
+        from topovq.ops.triton.search import nearest_triton, proof_pays
+
+        proof = proof_pays(self.x_ND, codes_KD, metric)
+        return nearest_triton(self.x_ND, codes_KD, metric, "exact", other_than_N, proof)
 
     def distance_to(self, codes_KD: Tensor, index_N: Tensor, metric: str) -> Tensor:
         rows = CUDA_ROWS if self.x_ND.is_cuda else ROWS

@@ -42,6 +42,7 @@ LEAST_TILES = 8  # of codes in a share
 LARGE = 2**33  # vectors x codes x dimensions from which on one product and a proof are cheaper than three products
 PROVEN_DIMENSIONS = 64
 PROVEN_CODES = 2049, 512  # at least so many; from 65 dimensions on, where few codes have no slots of their own
+LOOKED_AT = 1024  # vectors at most that are asked for their proof, to know how many of all have one
 AT_ONCE = 128  # dimensions that it compares at a time
 LISTED_WHICH = 8  # vectors of the list per program: few, so that programs without any cost little
 LISTED_SHARES = 16  # of the codes, at most, among which vectors on the list are searched
@@ -295,16 +296,44 @@ class Pass(NamedTuple):
 
 
 def nearest_triton(
-    x_ND: Tensor, codes_KD: Tensor, metric: str, precision: str, other_than_N: Tensor | None = None
+    x_ND: Tensor,
+    codes_KD: Tensor,
+    metric: str,
+    precision: str,
+    other_than_N: Tensor | None = None,
+    proof: bool = True,
 ) -> Tensor:
-    """Index int64 [N] of the closest code, `other_than_N` (one for each vector) if given: the second closest, say."""
+    """Index int64 [N] of the closest code, `other_than_N` (one for each vector) if given: the second closest, say.
+
+    Without `proof` `exact` is three products at any shape: see `proof_pays`.
+    """
     codes_KD = codes_KD.contiguous()
-    key = ("nearest", *shape_of(x_ND), codes_KD.shape[0], metric, precision, other_than_N is None)
+    key = ("nearest", *shape_of(x_ND), codes_KD.shape[0], metric, precision, other_than_N is None, proof)
 
     def body(work: Work, x_ND: Tensor, codes_KD: Tensor, other_N: Tensor | None) -> tuple[Tensor]:
-        return (search(work, x_ND, codes_KD, metric, precision, other_than_N=other_N),)
+        return (search(work, x_ND, codes_KD, metric, precision, other_than_N=other_N, proof=proof),)
 
     return replayed(key, (x_ND, codes_KD, other_than_N), body)[0]
+
+
+def proof_pays(x_ND: Tensor, codes_KD: Tensor, metric: str) -> bool:
+    """Whether most vectors have a proof, by a few of them: those without one are searched twice.
+
+    Codes of a map that is still smooth lie so close together that no vector has one. This waits for the device.
+    """
+    (n, d), k = x_ND.shape, codes_KD.shape[0]
+    if metric == "dot" or not proves(n, k, max(16, power_of_2(d))):
+        return True
+    some_ND = x_ND[:: -(-n // LOOKED_AT)].contiguous()
+    key = ("unproven", *shape_of(some_ND), k, metric)
+
+    def body(work: Work, x_ND: Tensor, codes_KD: Tensor) -> tuple[Tensor]:
+        number = work.empty(1, dtype=torch.int32, device=x_ND.device)
+        search(work, x_ND, codes_KD, metric, "exact", number=number)
+        return (number,)
+
+    number = replayed(key, (some_ND, codes_KD.contiguous()), body)[0]
+    return int(number) <= len(some_ND) / 2
 
 
 def shape_of(x_ND: Tensor) -> tuple[object, ...]:
@@ -325,8 +354,11 @@ def search(
     kept_KD: Tensor | None = None,
     other_than_N: Tensor | None = None,
     learns: bool = False,
+    proof: bool = True,
+    number: Tensor | None = None,
 ) -> Tensor:
-    """The launches of `nearest_triton`; the codes are contiguous.
+    """The launches of `nearest_triton`; the codes are contiguous. `number` asks for a proof at any shape, and becomes
+    how many vectors have none (int32 [1]).
 
     Where given, valid_N (int8), skipped (int64) and kept_KD (a copy of the codes) are written to, and stats set to 0 if
     they are `to_clear`; with no vectors, none of it is.
@@ -343,7 +375,7 @@ def search(
     width = width_of(k, d, halves)
     tiles = tile_sizes(k, d, precision, width)
     first, again = Pass.of(tiles, k, 1 if tiles.each else shares_of(n, k, tiles)), None
-    if exact and metric != "dot" and proves(n, k, padded):
+    if number is not None or (proof and exact and metric != "dot" and proves(n, k, padded)):
         width = 0
         again = Pass.of(tiles, k, max(1, min(LISTED_SHARES, LISTED // n)))
         tiles = tile_sizes(k, d, "fast")
@@ -354,7 +386,8 @@ def search(
     best_SN = index_N if tiles.each else work.empty(kept, n, dtype=torch.float32, device=device)
     runner_SN = work.empty(first.shares, n, dtype=torch.float32, device=device) if again else best_SN
     rows_N = work.empty(n, dtype=torch.int32, device=device) if again else index_N
-    number = work.empty(1, dtype=torch.int32, device=device) if again else None
+    if again and number is None:
+        number = work.empty(1, dtype=torch.int32, device=device)
     parts = cdiv(rows, CODES)
     longest = work.empty(2, parts, dtype=torch.float32, device=device) if again else None
     if width:
