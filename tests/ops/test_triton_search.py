@@ -9,7 +9,8 @@ from kernels import DEVICE, noise
 
 from topovq.ops.search import METRICS, center_of, nearest
 from topovq.ops.triton.replay import Work
-from topovq.ops.triton.search import Fold, Tiles, nearest_triton, proof_pays, proves, search, shares_of, width_of
+from topovq.ops.triton.search import Fold, nearest_triton, proof_pays, proves, search, shares_of, width_of
+from topovq.ops.triton.tiles import Tiles
 from topovq.som.tables import DenseTable
 
 NAN, INF = float("nan"), float("inf")
