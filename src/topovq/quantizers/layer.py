@@ -27,7 +27,7 @@ from topovq.quantizers.extras import Extras
 from topovq.quantizers.layout import Layout
 from topovq.quantizers.orthogonal import orthogonality
 from topovq.quantizers.quantizer import Quantizer
-from topovq.quantizers.results import Ask, LossBreakdown, Part, Quantized, WeightLike, breakdown, mean, shares
+from topovq.quantizers.results import Ask, LossBreakdown, Part, Quantized, WeightLike, breakdown, choosing, mean, shares
 from topovq.quantizers.rotation import reparameterize, rotate_to
 
 
@@ -120,7 +120,7 @@ class Layer(Layout, Quantizer):
     ) -> Quantized:
         """`forward`, with codes that were chosen already, if any: for layers made of several quantizers."""
         ask = self._ask(freeze_codebook, sample_codebook_temp)
-        return self._forward(x, mask, None, ask._replace(chosen=chosen))[0]
+        return self._forward(x, mask, None, choosing(ask, chosen))[0]
 
     def _ask(self, freeze_codebook: bool | None, temperature: float | None, weight: WeightLike = None) -> Ask:
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
@@ -160,12 +160,12 @@ class Layer(Layout, Quantizer):
         flat = z.ndim == 2 and self.heads == 1
         if len(self.codebooks) == 1:  # heads share it: their vectors are one batch
             keep = None if keep_N is None else keep_N.repeat_interleave(self.heads)
-            ask = ask if chosen_NH is None else ask._replace(chosen=chosen_NH.flatten())
+            ask = ask if chosen_NH is None else choosing(ask, chosen_NH.flatten())
             x_ND = z if flat else z.reshape(-1, self.codebook_dim)
             parts = [self._quantize(self.codebook_of(0), x_ND, keep, ask)]
         else:
             z_NHD = z.reshape(-1, self.heads, self.codebook_dim)
-            asks = [ask._replace(chosen=None if chosen_NH is None else chosen_NH[:, h]) for h in range(self.heads)]
+            asks = [choosing(ask, None if chosen_NH is None else chosen_NH[:, h]) for h in range(self.heads)]
             parts = [self._quantize(self.codebook_of(h), z_NHD[:, h], keep_N, asks[h]) for h in range(self.heads)]
         q = parts[0].q_ND if len(parts) == 1 else torch.stack([part.q_ND for part in parts], 1)
         indices = parts[0].index_N if len(parts) == 1 else torch.stack([part.index_N for part in parts], 1)

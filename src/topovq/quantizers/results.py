@@ -55,6 +55,11 @@ class Ask(NamedTuple):
     """How much of the update each code takes (weighting.py)."""
 
 
+def choosing(ask: Ask, chosen: Tensor | None) -> Ask:
+    """The same with these codes: torch 2.8 does not compile `_replace`."""
+    return Ask(ask.frozen, ask.temperature, chosen, ask.weight)
+
+
 class Part(NamedTuple):
     """What one codebook made of its vectors [N, D]."""
 
