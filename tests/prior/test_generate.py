@@ -18,7 +18,7 @@ from topovq.cli import main
 from topovq.prior import Prior
 from topovq.prior.contact import enlarged, sheet
 from topovq.prior.fitting import fit
-from topovq.prior.generate import _copies, complete, draw, kept_steps, open_prior, sample
+from topovq.prior.generate import _copies, complete, draw, kept_steps, label_number, open_prior, sample
 from topovq.prior.nearest import find_nearest
 from topovq.prior.settings import unfinished
 from topovq.tokenizer.tokenfile import model_of, read_tokens
@@ -55,6 +55,18 @@ def test_seeds_and_batches(labeled: Path) -> None:
     assert torch.equal(draw(pair, 6, seed=1), draw(pair, 6, seed=1))
     assert torch.equal(draw(pair, 6, seed=1), draw(pair, 6, seed=1, batch_size=4))
     assert not torch.equal(draw(pair, 6, seed=1), draw(pair, 6, seed=2))
+
+
+def test_what_cannot_be_drawn_is_refused(labeled: Path, tmp_path: Path) -> None:
+    pair = open_prior(labeled)
+    assert label_number(pair.prior, 1) == label_number(pair.prior, "1") == 1
+    with pytest.raises(ValueError, match="number=0 must be at least 1"):
+        draw(pair, 0)
+    with pytest.raises(ValueError, match="2 labels do not fit 3 images"):
+        draw(pair, 3, labels_N=[0, 1])
+    assert len(draw(pair, 2, labels_N=[0, 1])) == 2
+    with pytest.raises(ValueError, match="known tokens of shape"):
+        draw(pair, 1, known_T=torch.full((3,), -1))
 
 
 def test_a_completed_image_keeps_its_upper_half(run: Path, labeled: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def make(name, kind=MapHead, code_dim=3):
     head = MapHead(8, grid, splits=splits, code_dim=code_dim) if kind is MapHead else FlatHead(8, grid)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
-    if kind is MapHead:
+    if head.takes_codes:
         head.set_codes(torch.randn(grid.size, 3))
     return head
 
@@ -282,3 +282,40 @@ def test_a_head_compiles_whole():
     one = compiled(h, tokens, torch.tensor(1.0))
     torch.manual_seed(0)
     torch.testing.assert_close(one, head.loss(h, tokens, torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize("kind", [MapHead, FlatHead])
+def test_a_head_that_waits_for_codes_says_so(kind):
+    head, h, tokens = kind(8, Grid((3, 4)), code_dim=2), hidden(5, 8), torch.arange(5)
+    with pytest.raises(RuntimeError, match=r"knows no codes yet: give them by set_codes\(codes\)"):
+        head.loss(h, tokens)
+    again = kind(8, Grid((3, 4)), code_dim=2)
+    head.set_codes(torch.randn(12, 2))
+    again.load_state_dict(head.state_dict())
+    torch.testing.assert_close(again.loss(h, tokens), head.loss(h, tokens))
+
+
+@pytest.mark.parametrize("kind", [MapHead, FlatHead])
+def test_codes_that_do_not_fit_are_refused(kind):
+    head = kind(8, Grid((3, 4)), code_dim=2)
+    with pytest.raises(ValueError, match=r"codes of shape \(11, 2\) do not fit: expected \(12, 2\)"):
+        head.set_codes(torch.randn(11, 2))
+    with pytest.raises(ValueError, match="1 of 12 codes are NaN or infinite"):
+        head.set_codes(torch.tensor([[1.0, math.nan]] + 11 * [[0.0, 1.0]]))
+    codes = torch.randn(12, 2)
+    head.set_codes(codes.numpy())
+    with pytest.raises(ValueError, match=r"this .*Head has no use for codes: make it with code_dim"):
+        kind(8, Grid((3, 4))).set_codes(codes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [(MapHead, {"code_dim": 0}), (MapHead, {"hidden": 0}), (FlatHead, {"code_dim": -1})]
+)
+def test_widths_that_are_none_are_refused(kind, given):
+    with pytest.raises(ValueError, match=r"(code_dim|hidden)=(0|-1) must be an int of at least 1"):
+        kind(8, 12, **given)
+
+
+def test_hidden_states_without_the_condition_must_be_alike():
+    with pytest.raises(ValueError, match=r"without= of shape \(3, 8\) must be as the hidden states are: \(5, 8\)"):
+        make("line").sample(hidden(5, 8), guidance=2.0, without=hidden(3, 8))

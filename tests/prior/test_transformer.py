@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from topovq import Grid
+from topovq import Grid, KohonenVQ
 from topovq.prior import Prior
 from topovq.prior.transformer import Cache
 from topovq.tokenizer.models import VQVAE, VQVAE2
@@ -209,8 +209,26 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"not \[images, 6\]"):
         prior.check_tokens(torch.zeros(1, 5, dtype=torch.long))
     conditional = make(classes=2)
-    with pytest.raises(ValueError, match=r"label 3 is out of range: expected 0 to 2"):  # 2 is no label
-        conditional(tokens_of(conditional, 1), torch.tensor([3]))
+    for told in (conditional, conditional.log_probs):
+        with pytest.raises(ValueError, match=r"label 2 is out of range: expected 0 to 1"):
+            told(tokens_of(conditional, 1), torch.tensor([2]))
+    with pytest.raises(ValueError, match=r"label 2 is out of range: expected 0 to 1"):
+        conditional.sample(1, torch.tensor([2]))
+    with pytest.raises(ValueError, match="labels were given, but this prior knows no classes"):
+        prior(tokens_of(prior, 1), torch.tensor([0]))
+    for token in (-1, 12):
+        with pytest.raises(ValueError, match=f"token {token} is out of range: expected 0 to 11"):
+            prior(torch.full((1, 6), token))
+    with pytest.raises(ValueError, match=r"tokens of shape \(1, 5\) are not \[images, 6\]"):
+        prior.log_probs(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="token -2 is out of range: expected 0 to 11, or -1 for masked"):
+        prior.sample(1, known_BT=torch.full((1, 6), -2))
+    with pytest.raises(ValueError, match=r"known tokens of shape \(1, 4\) are not \[images, 6\]"):
+        prior.sample(1, known_BT=torch.full((1, 4), -1))
+    with pytest.raises(ValueError, match=r"random numbers of shape \(2, 6, 2\) do not fit: `uniform\(3\)` makes them"):
+        prior.sample(3, uniform_BTF=prior.uniform(2))
+    with pytest.raises(TypeError, match="KohonenVQ is no tokenizer"):
+        Prior.of(KohonenVQ(8, 16))
     with pytest.raises(ValueError, match=r"labels of shape \(2,\) do not fit 3 images"):
         conditional.sample(3, torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="have 3 levels and stages in all, but there are 1 grids"):

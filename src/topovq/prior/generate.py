@@ -79,10 +79,11 @@ def open_prior(folder: str | Path, run: str | Path | None = None, device: str = 
     return Pair(prior.to(place), model.to(place))
 
 
-def label_number(prior: Prior, label: str | None) -> int | None:
+def label_number(prior: Prior, label: str | int | None) -> int | None:
     """The number of a class from its name or number."""
     if label is None:
         return None
+    label = str(label)
     if not prior.classes:
         raise ValueError(
             f"label {label!r} was asked for, but this prior knows no classes: it was trained without --labels"
@@ -114,8 +115,16 @@ def draw(
     known_T: Tensor | None = None,
     progress: bool = False,
 ) -> Tensor:
-    """Tokens int64 [N, T] on the CPU: what `Prior.sample` gives, some at a time, from random numbers of `seed`."""
+    """Tokens int64 [N, T] on the CPU: what `Prior.sample` gives, some at a time, from random numbers of `seed`.
+
+    `pair.decode` makes images of them, uint8 [N, C, H, W]. `known_T` are tokens to keep, -1 where one is to be drawn.
+    """
+    if number < 1:
+        raise ValueError(f"number={number} must be at least 1")
     prior, device = pair.prior, pair.device
+    if labels_N is not None and len(labels_N) != number:
+        raise ValueError(f"{len(labels_N)} labels do not fit {number} images: one each is expected")
+    labels_N = None if labels_N is None else torch.as_tensor(labels_N)
     uniform_NTF = prior.uniform(number, torch.Generator().manual_seed(seed))
     found = []
     for first in shown(range(0, number, batch_size), "sampling", -(-number // batch_size), progress):
@@ -128,7 +137,7 @@ def draw(
                 top_p=top_p,
                 guidance=guidance,
                 uniform_BTF=uniform_NTF[here].to(device),
-                known_BT=known_T.to(device).expand(here.stop - here.start, -1) if known_T is not None else None,
+                known_BT=known_T.expand(here.stop - here.start, -1).to(device) if known_T is not None else None,
             )
         found.append(tokens_BT)
     tokens_NT = torch.cat(found).cpu()
@@ -153,7 +162,7 @@ def sample(
     number: int,
     out: str | Path,
     *,
-    label: str | None = None,
+    label: str | int | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
     guidance: float = 1.0,
@@ -247,7 +256,7 @@ def complete(
     *,
     number: int = 8,
     keep: float = 0.5,
-    label: str | None = None,
+    label: str | int | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
     guidance: float = 1.0,

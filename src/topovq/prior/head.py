@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,10 +36,23 @@ from torch import Tensor, nn
 
 from topovq.grid import Grid, check_range
 from topovq.prior.choosing import check_drawing, check_drawn, choose, inverse
-from topovq.prior.layers import CodeFit, Mix
+from topovq.prior.layers import CodeFit, Mix, scaled_codes
 from topovq.prior.targets import NEVER, Neighbors, check_width
 
 MOST_AXES = 3
+NO_CODES = "this head was made with code_dim, but knows no codes yet: give them by set_codes(codes)"
+
+
+def check_width_of(**given: int | None) -> None:
+    """Refuse widths that are no ints of at least 1."""
+    for name, value in given.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name}={value!r} must be an int of at least 1")
+
+
+def check_takes_codes(head: Head) -> None:
+    if not head.takes_codes:
+        raise ValueError(f"this {type(head).__name__} has no use for codes: make it with code_dim, their dimensions")
 
 
 class Head(nn.Module):
@@ -58,8 +72,7 @@ class Head(nn.Module):
             digits = list(sizes) if isinstance(sizes, Sequence) else []
             if not digits or not all(type(n) is int and n >= 1 for n in digits) or math.prod(digits) < side:
                 raise ValueError(f"the split {sizes!r} must be ints whose product is at least the axis, {side}")
-        if type(dim) is not int or dim < 1:
-            raise ValueError(f"dim={dim!r} must be an int of at least 1: the width of the hidden states")
+        check_width_of(dim=dim)
         self.dim, self.splits = dim, tuple(map(tuple, splits))
         self.factors: tuple[int, ...] = tuple(n for sizes in self.splits for n in sizes)
         self.gaps = math.prod(self.factors) > self.grid.size  # whether some digits together are no code's
@@ -68,6 +81,11 @@ class Head(nn.Module):
     def size(self) -> int:
         """K, the number of codes."""
         return self.grid.size
+
+    @property
+    def takes_codes(self) -> bool:
+        """Whether this head was made to know the codes (code_dim), which `set_codes` gives it."""
+        return False
 
     def factor_logits(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Logits float32 [..., n] of the next factor, from hidden states [..., D] and the digits int64 [..., f] of the
@@ -159,7 +177,7 @@ class Head(nn.Module):
         return self.smoothed(hidden, tokens, torch.as_tensor(width, device=hidden.device)).mean()
 
     def smoothed(self, hidden: Tensor, tokens: Tensor, width: Tensor) -> Tensor:
-        """Cross entropy [...] in nats with smoothed targets, an unbiased estimate (see the top of this file)."""
+        """Cross entropy [...] in nats with smoothed targets: an unbiased estimate, for which one row is drawn."""
         raise NotImplementedError
 
     def distributions(self, hidden: Tensor, tokens: Tensor) -> list[Tensor]:
@@ -224,6 +242,10 @@ class Head(nn.Module):
             raise ValueError(
                 f"guidance={guidance!r} needs without=, the hidden states of the same model without the condition"
             )
+        if without is not None and without.shape != hidden.shape:
+            raise ValueError(
+                f"without= of shape {tuple(without.shape)} must be as the hidden states are: {tuple(hidden.shape)}"
+            )
         sound = torch.ones(hidden.shape[:-1], dtype=torch.bool, device=hidden.device)
         before = torch.zeros(*hidden.shape[:-1], 0, dtype=torch.long, device=hidden.device)
         for factor in range(len(self.factors)):
@@ -253,18 +275,33 @@ class FlatHead(Head):
     def __init__(self, dim: int, grid: Grid | int, *, code_dim: int | None = None) -> None:
         size = grid.size if isinstance(grid, Grid) else grid
         super().__init__(dim, size, ((size,),))
+        check_width_of(code_dim=code_dim)
         self.map = Neighbors(grid if isinstance(grid, Grid) else Grid(grid))
         self.tied = code_dim is not None
         self.out = nn.Linear(dim, code_dim if code_dim is not None else size, bias=code_dim is None)
         if code_dim is not None:
             self.bias_K = nn.Parameter(torch.zeros(size))
             self.register_buffer("codes_KD", torch.zeros(size, code_dim))
+        self.given = False  # whether there are codes yet
 
+    @property
+    def takes_codes(self) -> bool:
+        return self.tied
+
+    @torch.no_grad()
     def set_codes(self, codes_KD: Tensor) -> None:
-        """Tie the head to these codes, scaled to a mean square of 1."""
-        self.codes_KD.copy_(codes_KD / codes_KD.square().mean().sqrt().clamp(min=1e-12))
+        """Tie the head to these codes [K, code_dim], scaled to a mean square of 1."""
+        check_takes_codes(self)
+        self.codes_KD.copy_(scaled_codes(codes_KD, *self.codes_KD.shape))
+        self.given = True
+
+    def _load_from_state_dict(self, *state: Any) -> None:
+        self.given = True
+        super()._load_from_state_dict(*state)
 
     def factor_logits(self, hidden: Tensor, before: Tensor) -> Tensor:
+        if self.tied and not self.given:
+            raise RuntimeError(NO_CODES)
         out = self.out(hidden)
         return (F.linear(out, self.codes_KD, self.bias_K) if self.tied else out).float()
 
@@ -315,6 +352,7 @@ class MapHead(Head):
     ) -> None:
         grid = grid if isinstance(grid, Grid) else Grid(grid)
         super().__init__(dim, grid, splits if splits is not None else [(n,) for n in grid.shape])
+        check_width_of(hidden=hidden, code_dim=code_dim)
         self.map = Neighbors(grid)
         self.embed = nn.ModuleList(nn.Embedding(n, 2 * dim) for n in self.factors[:-1])  # scales and shifts
         self.mix = nn.ModuleList(Mix(dim, hidden or dim) for _ in self.factors)
@@ -322,14 +360,20 @@ class MapHead(Head):
         paths = math.prod(self.factors[:-1])
         self.fit = CodeFit(dim, code_dim, paths, self.factors[-1]) if code_dim is not None else None
 
+    @property
+    def takes_codes(self) -> bool:
+        return self.fit is not None
+
     @torch.no_grad()
     def set_codes(self, codes_KC: Tensor) -> None:
-        """Take the codes, scaled to a mean square of 1. A head without code_dim has no use for them."""
-        if self.fit is not None:
-            places = self._number(self.digits(torch.arange(self.size, device=codes_KC.device)))
-            scaled_KC = codes_KC / codes_KC.square().mean().sqrt().clamp(min=1e-12)
-            held = self.fit.codes_PnC
-            held.flatten(0, 1)[places.to(held.device)] = scaled_KC.to(held)
+        """Take the codes [K, code_dim], scaled to a mean square of 1."""
+        check_takes_codes(self)
+        assert self.fit is not None
+        held = self.fit.codes_PnC
+        scaled_KC = scaled_codes(codes_KC, self.size, held.shape[-1])
+        places = self._number(self.digits(torch.arange(self.size)))
+        held.flatten(0, 1)[places.to(held.device)] = scaled_KC.to(held)
+        self.fit.given = True
 
     def factor_logits(self, hidden: Tensor, before: Tensor) -> Tensor:
         factor = before.shape[-1]
@@ -338,6 +382,8 @@ class MapHead(Head):
             hidden = (1 + scale) * hidden + shift
         hidden = self.mix[factor](hidden)
         logits = self.out[factor](hidden)
+        if self.fit is not None and not self.fit.given:
+            raise RuntimeError(NO_CODES)
         if self.fit is not None and factor == len(self.factors) - 1:
             logits = logits + self.fit(hidden, self._number(before))
         return self._mask(logits.float(), before)

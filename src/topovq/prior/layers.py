@@ -20,6 +20,17 @@ LONGEST_TURN = 100.0  # cells that it takes the slowest rotary angle to turn by 
 FEATURES = 16  # of a code, in a head that knows the codes
 
 
+def scaled_codes(codes: Tensor, size: int, dim: int) -> Tensor:
+    """Codes [K, C], scaled to a mean square of 1; others than K = size and C = dim are refused."""
+    codes = torch.as_tensor(codes).detach()
+    if codes.shape != (size, dim):
+        raise ValueError(f"codes of shape {tuple(codes.shape)} do not fit: expected {(size, dim)}")
+    if not codes.is_meta and not bool(codes.isfinite().all()):
+        rows = int((~codes.isfinite().all(1)).sum())
+        raise ValueError(f"{rows:,} of {size:,} codes are NaN or infinite: give codes that are finite")
+    return codes / codes.square().mean().sqrt().clamp(min=1e-12)
+
+
 class TokenInput(nn.Module):
     """Tokens [...] -> [..., D]: a learned vector for each row and each column of the map, and the code itself."""
 
@@ -36,7 +47,7 @@ class TokenInput(nn.Module):
     def set_codes(self, codes_KC: Tensor) -> None:
         """Take the codes, scaled to a mean square of 1."""
         if self.project is not None:
-            self.codes_KC.copy_(codes_KC / codes_KC.square().mean().sqrt().clamp(min=1e-12))
+            self.codes_KC.copy_(scaled_codes(codes_KC, *self.codes_KC.shape))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = sum(axis(along) for axis, along in zip(self.axes, self.grid.unflatten(tokens)))
@@ -112,6 +123,7 @@ class CodeFit(nn.Module):
         self.up, self.down = nn.Linear(code_dim, 4 * FEATURES), nn.Linear(4 * FEATURES, FEATURES)
         self.last = nn.RMSNorm(FEATURES)
         self.register_buffer("codes_PnC", torch.zeros(paths, choices, code_dim))
+        self.given = False  # whether there are codes yet
 
     def forward(self, hidden: Tensor, path: Tensor) -> Tensor:
         """Products [..., n] of hidden states [..., D] with the codes on their paths int64 [...]."""
@@ -135,4 +147,5 @@ class CodeFit(nn.Module):
             nn.init.zeros_(self.query.weight)
             nn.init.zeros_(self.query.bias)
             state.update({prefix + name: tensor for name, tensor in self.state_dict().items()})
+        self.given = True
         super()._load_from_state_dict(state, prefix, *rest)

@@ -129,7 +129,7 @@ class Prior(nn.Module, HubModel):
         weights."""
         for given, taken, head in zip(codes, self.inputs, self.outputs, strict=True):
             taken.set_codes(given)
-            if isinstance(head, MapHead) or (isinstance(head, FlatHead) and head.tied):
+            if isinstance(head, (MapHead, FlatHead)) and head.takes_codes:
                 head.set_codes(given)
 
     # Images' tokens as one sequence
@@ -154,15 +154,27 @@ class Prior(nn.Module, HubModel):
 
     def check_tokens(self, tokens_BT: Tensor) -> None:
         """Refuse tokens that are no codes of their maps; asks the device."""
+        self._check_sequence("tokens", tokens_BT.cpu())
+
+    def _check_sequence(self, what: str, tokens_BT: Tensor, masked: bool = False) -> None:
+        """The same where asking costs nothing: on the CPU; the shape in any case."""
         if tokens_BT.ndim != 2 or tokens_BT.shape[1] != self.length:
-            raise ValueError(f"tokens of shape {tuple(tokens_BT.shape)} are not [images, {self.length}]")
-        for slot, grid in enumerate(self.grids):
-            check_range("token", tokens_BT[:, self.steps(slot)].cpu(), grid.size)
+            raise ValueError(f"{what} of shape {tuple(tokens_BT.shape)} are not [images, {self.length}]")
+        if tokens_BT.device.type == "cpu" and not torch.compiler.is_compiling():
+            for slot, grid in enumerate(self.grids):
+                check_range("token", tokens_BT[:, self.steps(slot).cpu()], grid.size, masked=masked)
+
+    def _check_labels(self, labels_B: Tensor | None) -> None:
+        if labels_B is not None and not self.classes:
+            raise ValueError("labels were given, but this prior knows no classes: leave them out")
+        if labels_B is not None:
+            check_range("label", labels_B, self.classes)
 
     # Probabilities
 
     def forward(self, tokens_BT: Tensor, labels_B: Tensor | None = None, width: Tensor | float | None = None) -> Tensor:
-        """The mean cross entropy of a token in nats; `width` smooths the targets on their maps (see head.py)."""
+        """The mean cross entropy of a token in nats; `width` smooths the targets on their maps, as in `Head.loss`."""
+        self._check_labels(labels_B)
         if self.training and self.classes and labels_B is not None:
             hide = torch.rand(labels_B.shape, device=labels_B.device) < DROPPED
             labels_B = labels_B.masked_fill(hide, self.classes)
@@ -176,6 +188,7 @@ class Prior(nn.Module, HubModel):
 
     def log_probs(self, tokens_BT: Tensor, labels_B: Tensor | None = None) -> Tensor:
         """log p of each token given those before it, in nats: float32 [B, T]. Bits are these over -log(2)."""
+        self._check_labels(labels_B)
         hidden_BTD = self.hidden(tokens_BT, labels_B)
         found = hidden_BTD.new_empty(tokens_BT.shape, dtype=torch.float32)
         for slot, head in enumerate(self.outputs):
@@ -184,7 +197,9 @@ class Prior(nn.Module, HubModel):
         return found
 
     def hidden(self, tokens_BT: Tensor, labels_B: Tensor | None = None) -> Tensor:
-        """Hidden states [B, T, D], what the heads take: that of step t has seen the tokens before t."""
+        """Hidden states [B, T, D], what the heads take: that of step t has seen the tokens before t. Here and in `step`
+        a label of `classes`, one more than there is, stands for none."""
+        self._check_sequence("tokens", tokens_BT)
         x_BTD = self._inputs(tokens_BT, labels_B)
         for block in self.blocks:
             x_BTD = block(x_BTD, self.cos_Td, self.sin_Td)
@@ -240,6 +255,9 @@ class Prior(nn.Module, HubModel):
         check_drawing(temperature, top_p, guidance)
         if guidance != 1 and labels_B is None:
             raise ValueError(f"guidance={guidance!r} needs labels: it strengthens the condition")
+        self._check_labels(labels_B)
+        if known_BT is not None:
+            self._check_sequence("known tokens", known_BT, masked=True)
         guided = guidance != 1
         if guided:
             labels_B = torch.cat([labels_B, torch.full_like(labels_B, self.classes)])  # type: ignore[list-item, arg-type]
@@ -247,6 +265,9 @@ class Prior(nn.Module, HubModel):
         tokens_BT = torch.empty(number, self.length, dtype=torch.long, device=device)
         if uniform_BTF is None:
             uniform_BTF = self.uniform(number, generator)
+        if uniform_BTF.shape[:2] != (number, self.length):
+            found = tuple(uniform_BTF.shape)
+            raise ValueError(f"random numbers of shape {found} do not fit: `uniform({number})` makes them")
         for t, slot in enumerate(self.slot_of):
             # At step 0 of no meaning, and not looked at; -1 where nothing could be drawn.
             before_B = tokens_BT[:, t - 1].clamp(min=0)
@@ -361,6 +382,8 @@ def maps_of(model: Tokenizer) -> list[Chart]:
     """The maps of a tokenizer's codes; one without is refused."""
     from topovq.tokenizer.atlas import charts
 
+    if not hasattr(model, "quantizers"):
+        raise TypeError(f"{type(model).__name__} is no tokenizer: expected what topovq.load(RUN) gives")
     maps = charts(model)
     if not maps:
         raise ValueError("the codes of this model have no places on a map; give Prior its shapes and grids yourself")

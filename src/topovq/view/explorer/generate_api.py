@@ -46,8 +46,7 @@ def add_generator(app: FastAPI, study: Study, pair: Pair, in_turn: InTurn, check
             known_T = known(planes, request.painted)
 
         def work() -> api.Drawn:
-            label = prior.classes if request.label is None else request.label
-            labels_N = torch.full((request.number,), label) if prior.classes else None
+            labels_N = None if request.label is None else torch.full((request.number,), request.label)
             tokens_NT = draw(
                 pair,
                 request.number,
