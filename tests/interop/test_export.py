@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from autoencoder import Closest, ImageEncoder
 from torch import nn
 from torch.export import Dim
+from warm import python
 
 from topovq import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
 
@@ -180,8 +180,7 @@ def export_encoder(quantizer, path, compiled=False):
 
 
 def run_without_topovq(folder, *files):
-    command = [sys.executable, "-c", WITHOUT_TOPOVQ, f"{folder}/", *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = python("-c", WITHOUT_TOPOVQ, f"{folder}/", *files)
     assert done.stdout.split() == list(files), done.stderr[-3000:]
 
 
