@@ -51,7 +51,7 @@ for file in sys.argv[2:]:
 """
 
 RUNNER = """
-#include <ATen/ATen.h>
+#include <ATen/ops/arange.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <cstdio>
 
@@ -191,6 +191,9 @@ def test_exported_files_run_where_topovq_cannot_be_imported(tmp_path):
     run_without_topovq(tmp_path, *files)
 
 
+COMPILED = pytest.mark.xdist_group("compiled file")  # a minute's share of g++ for each process that makes it
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """A folder with compiled.pt2, and the encoder that is in it."""
@@ -200,11 +203,13 @@ def compiled(tmp_path_factory):
     return folder, export_encoder(QUANTIZERS["map"](), folder / "compiled.pt2", compiled=True)
 
 
+@COMPILED
 def test_a_compiled_file_runs_where_topovq_cannot_be_imported(compiled):
     folder, _ = compiled
     run_without_topovq(folder, "compiled.pt2")
 
 
+@COMPILED
 def test_a_program_in_cpp_runs_a_file(compiled, tmp_path):
     folder, encoder = compiled
     torch_folder = Path(torch.__file__).parent
