@@ -3,13 +3,12 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import hypothesis
 import pytest
 import torch
+from warm import python
 
 torch.set_num_threads(1)
 if (
@@ -81,9 +80,7 @@ def run_with_gauge():
         pytest.skip("peak memory is read from Linux's /proc")
 
     def run(code: str) -> None:
-        process = subprocess.run(
-            [sys.executable, "-c", GAUGE + textwrap.dedent(code)], capture_output=True, text=True, check=False
-        )
+        process = python("-c", GAUGE + textwrap.dedent(code))
         assert process.returncode == 0, process.stderr
 
     return run

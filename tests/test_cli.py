@@ -14,24 +14,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from warm import python
 
 import topovq as topovq_package
 from topovq.cli import main, parse_options
 from topovq.tokenizer.models import VQVAE
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+
+
 def start_topovq(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """The command as a process group of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
     command = [sys.executable, "-m", "topovq", *arguments]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **output)
+    return subprocess.Popen(command, cwd=folder, env=environment(), start_new_session=True, **output)
 
 
 def topovq(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    with start_topovq(folder, *arguments) as process:
-        out, err = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return python("-m", "topovq", *arguments, cwd=folder, env=environment())
 
 
 TRAIN = shlex.split(

@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from warm import python
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -22,8 +23,7 @@ ENVIRONMENT = os.environ | {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", "COLUM
 
 
 def run(name: str, *arguments: str | Path, cwd: Path, **environment: str) -> str:
-    command = [sys.executable, EXAMPLES / name, *arguments]
-    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT | environment, capture_output=True, text=True, check=False)
+    done = python(EXAMPLES / name, *arguments, cwd=cwd, env=ENVIRONMENT | environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
+from warm import python
 
 import topovq
 from topovq.cli import main
@@ -161,7 +160,7 @@ def test_what_a_killed_map_left_goes_with_the_next(folder: Path, tmp_path: Path)
             (folder / "map.safetensors").write_bytes(b"half of it")
             os._exit(9)
     """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "map")], check=False)
+    python("-c", code, tmp_path / "map")
     assert len(list(tmp_path.iterdir())) == 1
     main(["map", str(folder / "table.parquet"), "--columns", "age", "--grid", "3", "-o", str(tmp_path / "map")])
     assert [path.name for path in tmp_path.iterdir()] == ["map"]

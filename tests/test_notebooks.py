@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import python
 
 NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
 MOST_SECONDS = 15  # on one core
@@ -67,8 +66,7 @@ def test_every_notebook_is_tried_here():
 def test_they_run_from_top_to_bottom(tmp_path):
     environment = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
     checks = {str(NOTEBOOKS / name): check for name, (check, _) in EXPECTED.items()}
-    command = [sys.executable, "-c", RUNNER, json.dumps(checks)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = python("-c", RUNNER, json.dumps(checks), cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     for path, told in json.loads(done.stdout.splitlines()[-1]).items():
         assert (told["figures"], told["shown"]) == EXPECTED[Path(path).name][1], path

@@ -2,11 +2,10 @@
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import python
 
 from topovq.storage import (
     DamagedFile,
@@ -87,14 +86,14 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path):
     (tmp_path / "step-1").mkdir()
     for name in whole - {"step-1"}:
         (tmp_path / name).write_text("")
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
+    python("-c", KILLED, tmp_path)
     assert len(os.listdir(tmp_path)) == len(whole) + 2
     remove_leftovers(tmp_path)
     assert set(os.listdir(tmp_path)) == whole
 
 
 def test_what_others_are_writing_is_left_alone(tmp_path: Path):
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
+    python("-c", KILLED, tmp_path)
     (tmp_path / "b.txt").write_text("")
     (tmp_path / ".tokens.npz.0ffee0-99999999.tmp").write_text("")  # of a process of another machine
     with atomic_file(tmp_path / "mine.txt") as temporary:

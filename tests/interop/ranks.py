@@ -4,10 +4,9 @@ The second is forked from the first, which has imported everything by then. What
 tests/tokenizer/training.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from warm import python
 
 HERE = Path(__file__).parent
 
@@ -37,7 +36,5 @@ def run_two(worker: str, folder: Path, *arguments: str) -> None:
     """Run the worker's code on two ranks: it finds `rank`, `mine`, `folder` and `arguments`."""
     path = folder / "worker.py"
     path.write_text(BEGIN.replace("HERE", repr(str(HERE))) + worker + END)
-    command = [sys.executable, str(path), str(folder), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = python(path, folder, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from autoencoder import Closest, ImageEncoder
 from torch import nn
 from torch.export import Dim
+from warm import python
 
 from topovq import GradientVQ, KohonenVQ, ResidualVQ, SoftKohonenVQ
 
@@ -51,7 +51,7 @@ for file in sys.argv[2:]:
 """
 
 RUNNER = """
-#include <ATen/ATen.h>
+#include <ATen/ops/arange.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <cstdio>
 
@@ -180,8 +180,7 @@ def export_encoder(quantizer, path, compiled=False):
 
 
 def run_without_topovq(folder, *files):
-    command = [sys.executable, "-c", WITHOUT_TOPOVQ, f"{folder}/", *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = python("-c", WITHOUT_TOPOVQ, f"{folder}/", *files)
     assert done.stdout.split() == list(files), done.stderr[-3000:]
 
 
@@ -190,6 +189,9 @@ def test_exported_files_run_where_topovq_cannot_be_imported(tmp_path):
     for file, name in files.items():
         export_encoder(QUANTIZERS[name](), tmp_path / file)
     run_without_topovq(tmp_path, *files)
+
+
+COMPILED = pytest.mark.xdist_group("compiled file")  # a minute's share of g++ for each process that makes it
 
 
 @pytest.fixture(scope="module")
@@ -201,11 +203,13 @@ def compiled(tmp_path_factory):
     return folder, export_encoder(QUANTIZERS["map"](), folder / "compiled.pt2", compiled=True)
 
 
+@COMPILED
 def test_a_compiled_file_runs_where_topovq_cannot_be_imported(compiled):
     folder, _ = compiled
     run_without_topovq(folder, "compiled.pt2")
 
 
+@COMPILED
 def test_a_program_in_cpp_runs_a_file(compiled, tmp_path):
     folder, encoder = compiled
     torch_folder = Path(torch.__file__).parent

@@ -1,8 +1,6 @@
 """The way back: after training, the original class with the new codes, in a process without topovq."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import vqgan_peers
 from theirs import DIM, SIZE, Holder, trained, vectors
 from torch import nn
 from vector_quantize_pytorch import ResidualVQ, VectorQuantize
+from warm import python
 
 from topovq import KohonenVQ, export_quantizers, replace_quantizers
 from topovq.convert import VectorQuantizeReplacement
@@ -169,7 +168,7 @@ model.load_state_dict(state)
 assert torch.equal(model.eval().vq(x)[1], tokens)
 assert torch.equal(torch.load("whole.pt", weights_only=False).vq(x)[1], tokens)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,10 +1,8 @@
 """What every replaced quantizer is held to: the same learning of the encoder, and the way back without topovq."""
 
-import subprocess
-import sys
-
 import torch
 from torch import Tensor, nn
+from warm import python
 
 from topovq.convert import export_quantizers
 
@@ -36,4 +34,5 @@ def assert_runs_without_topovq(
     file = str(tmp_path / "model.pt")
     torch.save((model, x, tokens), file)
     script = WITHOUT_TOPOVQ.format(paths=paths, file=file, tokens_of=tokens_of, prepare=prepare)
-    subprocess.run([sys.executable, "-c", script], check=True)
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr[-3000:]

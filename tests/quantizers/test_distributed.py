@@ -1,12 +1,9 @@
 """Two real processes with half the batch each end where one process with the whole batch ends."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
+from warm import python
 
 from topovq import KohonenVQ
 
@@ -51,9 +48,7 @@ def run_two(tmp_path, options, mode="eager"):
     torch.save(data, tmp_path / "data.pt")
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(worker), repr(options), str(tmp_path), mode]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = python(worker, repr(options), tmp_path, mode)
     assert done.returncode == 0, done.stderr[-3000:]
     return data, load_file(tmp_path / "rank0.safetensors"), load_file(tmp_path / "rank1.safetensors")
 

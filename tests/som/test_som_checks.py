@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+from warm import python
 
 pytestmark = pytest.mark.xdist_group("estimator checks")
 
@@ -22,7 +21,8 @@ CASES = {
     "GrowingNeuralGas(max_codes=20, max_iter=3)": {},
 }
 SCRIPT = """
-import json, sys, torch
+import json, sys, torch, warnings
+warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 from sklearn.utils.estimator_checks import check_estimator
 from topovq.som import GrowingNeuralGas, NeuralGas, SelfOrganizingMap
@@ -37,10 +37,7 @@ print(json.dumps(results))
 @pytest.fixture(scope="module")
 def results():
     # In a process of its own: SciPy reads SCIPY_ARRAY_API when it is imported, and without it one check is skipped.
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(CASES)],
-        capture_output=True, text=True, check=False, env=os.environ | {"SCIPY_ARRAY_API": "1"},
-    )  # fmt: skip
+    process = python("-c", SCRIPT, json.dumps(CASES), env=os.environ | {"SCIPY_ARRAY_API": "1"})
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)
 

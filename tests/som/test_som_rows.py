@@ -1,8 +1,6 @@
 """Tables that are read in blocks: every kind of source, and the same map as from an array in memory."""
 
 import pickle
-import subprocess
-import sys
 import threading
 from itertools import pairwise
 
@@ -16,6 +14,7 @@ import torch
 from rich.progress import Progress
 from sklearn.datasets import load_wine
 from sklearn.preprocessing import StandardScaler
+from warm import python
 
 from topovq.som import NeuralGas, Rows, SelfOrganizingMap, passes
 from topovq.storage import DamagedFile
@@ -327,7 +326,8 @@ print(peak(4), peak(40))
 
 def test_memory_does_not_grow_with_the_table():
     """Ten times the rows, 64 MB as an array, take a few MiB more at most."""
-    process = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    process = python("-c", MEMORY)
+    assert process.returncode == 0, process.stderr
     few, many = map(float, process.stdout.split())
     assert many - few < 16
 
@@ -350,8 +350,8 @@ def test_arrow_keeps_nothing_of_a_file_that_was_read(tmp_path, kind, group, most
     x = np.random.default_rng(0).random((4, 2_000_000), dtype=np.float32)
     table = pyarrow.table({**dict(zip("abcd", x)), "e": x[0], "f": x[1], "g": x[2], "h": x[3]})
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=group)
-    command = [sys.executable, "-c", POOL, tmp_path / "t.parquet", kind]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    process = python("-c", POOL, tmp_path / "t.parquet", kind)
+    assert process.returncode == 0, process.stderr
     assert float(process.stdout) < most
 
 

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 import torch
+from warm import python
 
 from topovq.tokenizer.models import VQVAE
 from topovq.tokenizer.thrift import parse
@@ -248,7 +247,7 @@ with open_writer(Path(sys.argv[1]), [(8, 8)], 16) as writer:
 
 
 def test_what_a_killed_writer_left_goes_with_the_next(written: Callable[[str], Path], tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "other.parquet"], check=False)
+    done = python("-c", KILLED, tmp_path / "other.parquet")
     assert done.returncode == -signal.SIGKILL
     assert len(list(tmp_path.glob(".other.parquet.*.tmp"))) == 1
     written(".npz")
@@ -288,7 +287,8 @@ def test_reading_tokens_keeps_none_of_them_in_memory(tmp_path: Path) -> None:
         for first in range(0, 20_000, 1000):
             tokens = torch.randint(65536, (1000, 32, 32), generator=random)
             writer.write([f"{first + i}.png" for i in range(1000)], [tokens])
-    command = [sys.executable, "-c", READ, str(tmp_path / "t.parquet")]
-    images, most = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    done = python("-c", READ, tmp_path / "t.parquet")
+    assert done.returncode == 0, done.stderr
+    images, most = done.stdout.split()
     assert int(images) == 20_000
     assert float(most) < 20

@@ -1,7 +1,6 @@
 """What a decoding process says, in a real one."""
 
-import subprocess
-import sys
+from warm import python
 
 _WORKER = """
 import os, socket, sys, time
@@ -22,8 +21,7 @@ else:
 
 
 def _said(kind: str) -> str:
-    done = subprocess.run([sys.executable, "-c", _WORKER, kind], capture_output=True, text=True, timeout=120)
-    return done.stderr
+    return python("-c", _WORKER, kind).stderr
 
 
 def test_a_parent_that_hangs_up_is_no_error_of_the_worker():

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import TinySource, tiny_config
 from torch import Tensor
+from warm import python
 
 from topovq.tokenizer.training import Interrupted, load_run, read_record, result_of, train
 from topovq.tokenizer.training.checkpoint import checkpoints, step_of
@@ -272,8 +273,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(tmp_path: Path
     out = tmp_path / "run"
     train(tiny_config(out, steps=8), source=TinySource(), quiet=True)
     room = (checkpoints(out)[-1] / "state.pt").stat().st_size - 1
-    script = [sys.executable, "-c", FULL_DISK, str(room), str(TINY), str(out), "resume=true"]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120)
+    done = python("-c", FULL_DISK, str(room), TINY, out, "resume=true")
     assert done.returncode == 1
     assert "could not write the checkpoint of step 12" in done.stderr
     assert "the last whole one is" in done.stderr
