@@ -191,7 +191,7 @@ def test_exported_files_run_where_topovq_cannot_be_imported(tmp_path):
     run_without_topovq(tmp_path, *files)
 
 
-COMPILED = pytest.mark.xdist_group("compiled file")  # a minute's share of g++ for each process that makes it
+COMPILED = pytest.mark.xdist_group("compiled file")  # each process that makes it has g++ at work for 15 s
 
 
 @pytest.fixture(scope="module")
