@@ -168,6 +168,8 @@ def test_a_refused_training_leaves_nothing(run: Path, tmp_path: Path, monkeypatc
     assert not list((tmp_path / "empty").iterdir())  # an empty folder that was there stays
     with pytest.raises(ValueError, match=r"dim=18 must be a multiple of 4 \* heads, which is 8"):
         fit(tiny_prior(run, tmp_path / "new", dim=18), quiet=True)
+    with pytest.raises(ValueError, match=r"seed=-1 must be a whole number from 0"):
+        fit(tiny_prior(run, tmp_path / "new", seed=-1), quiet=True)
     monkeypatch.setattr("topovq.tokenizer.atlas.charts", lambda model: [])
     with pytest.raises(ValueError, match="have no places on a map"):
         fit(tiny_prior(run, tmp_path / "new"), quiet=True)
@@ -228,6 +230,9 @@ def test_settings() -> None:
         ("smoothing", 0.1, "smoothing=0.1 must be 0, or at least 0.3"),
         ("head", "round", "unknown head 'round'"),
         ("learning_rate", math.nan, "learning_rate=nan"),
+        ("seed", -1, r"seed=-1 must be a whole number from 0 to 2\*\*63 - 1"),
+        ("seed", 10**23, f"seed={10**23} must be"),
+        ("seed", 0.5, "seed=0.5 must be"),
     ):
         with pytest.raises(ValueError, match=match):
             PriorConfig("run", **{field: value}).resolve("cpu")

@@ -236,6 +236,16 @@ def test_force_deletes_nothing_where_no_sample_was_written(run: Path, labeled: P
     assert len(list((tmp_path / "images").iterdir())) == 3
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5])
+def test_a_seed_that_is_none_is_refused_before_the_prior_is_read(seed: float, tmp_path: Path) -> None:
+    told = rf"seed={seed!r} must be a whole number from 0 to 2\*\*63 - 1"
+    with pytest.raises(ValueError, match=told):
+        sample(tmp_path / "prior", 2, tmp_path / "new", seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=told):
+        complete(tmp_path / "prior", tmp_path / "a.png", tmp_path / "b.png", seed=seed)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_classes_that_lead_out_of_the_folder_are_refused(run: Path, tmp_path: Path) -> None:
     names = ["../../outside", "inside"]
     prior = Prior.of(topovq.load(run), dim=16, layers=1, heads=2, run=str(run), classes=2, class_names=names)

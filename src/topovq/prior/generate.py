@@ -26,6 +26,7 @@ from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.tokenfile import open_writer
 from topovq.tokenizer.tokens import image_name, write_png, write_pngs
 from topovq.tokenizer.training import open_data
+from topovq.tokenizer.training.config import check_seed
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 from topovq.tokenizer.training.runs import model_folder
@@ -177,6 +178,7 @@ def sample(
     if number < 1 or batch_size < 1:
         raise ValueError(f"number={number} and batch_size={batch_size} must be at least 1")
     check_drawing(temperature, top_p, guidance)
+    check_seed(seed)
     out, pictures = Path(out), [SHEET] if nearest is None else [SHEET, NEAREST]
     earlier = check_folder(out, [TOKENS, IMAGES, *pictures], force)
     pair = open_prior(folder, run, device)
@@ -268,6 +270,7 @@ def complete(
     if number < 1:
         raise ValueError(f"number={number} must be at least 1")
     check_drawing(temperature, top_p, guidance)
+    check_seed(seed)
     pair = open_prior(folder, run, device)
     chosen = label_number(pair.prior, label)
     tokens_1T = pair.prior.to_sequence(pair.model.encode(_read(Path(image), pair.model))).cpu()

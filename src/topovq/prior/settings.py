@@ -14,7 +14,7 @@ from topovq.prior.transformer import HEADS, KIND, check_heads
 from topovq.storage import CONFIG, read_json
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training.checkpoint import checkpoints, step_of
-from topovq.tokenizer.training.config import Configuration
+from topovq.tokenizer.training.config import Configuration, check_seed
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 
 # What identifies a prior, besides the tokens: the fields that decide its result.
@@ -108,6 +108,7 @@ class PriorConfig(Configuration):
         check_name("preset", self.preset, ("auto", *PRESETS))
         check_name("head", self.head, HEADS)
         check_name("precision", self.precision, ("auto", "bf16", "fp32"))
+        check_seed(self.seed)
         small = self.preset == "small" or (self.preset == "auto" and device_type == "cpu")
         defaults = PRESETS["small" if small else "full"] | self._started()
 
