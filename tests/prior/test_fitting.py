@@ -155,6 +155,12 @@ def test_tokens_and_labels_that_do_not_fit_are_refused(run: Path, tmp_path: Path
     refused(r"no training image has the label 'bird'", names=sides)
     with pytest.raises(ValueError, match=r"is a run already; --run"):
         fit(tiny_prior(run, tmp_path / "prior", run=run), quiet=True)
+    for name in ("coded.tvq", "text.txt", "pictures"):
+        (tmp_path / name).mkdir() if name == "pictures" else (tmp_path / name).write_text("text")
+        told = "coded by a prior" if name == "coded.tvq" else "is no token file, which ends in .parquet or .npz"
+        for given in (run, None) if name != "pictures" else (run,):
+            with pytest.raises(ValueError, match=f"{name}' is .*{told[-20:]}"):
+                fit(tiny_prior(tmp_path / name, tmp_path / "prior", run=given), quiet=True)
     assert not (tmp_path / "prior").exists()
 
 

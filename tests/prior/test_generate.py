@@ -225,8 +225,9 @@ def test_force_deletes_nothing_where_no_sample_was_written(run: Path, labeled: P
         Image.new("RGB", (16, 16)).save(tmp_path / "images" / f"{i:05}.png")
     encode(run, tmp_path / "images", tmp_path / "tokens.parquet", device="cpu", workers=0)
     before = {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)}
-    with pytest.raises(FileExistsError, match=r"tokens.parquet is there, and .* choose another folder"):
-        sample(labeled, 2, tmp_path, device="cpu", force=True)
+    for force in (False, True):
+        with pytest.raises(FileExistsError, match=r"tokens.parquet is there, and there is no .* choose another folder"):
+            sample(labeled, 2, tmp_path, device="cpu", force=force)
     assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
     (tmp_path / "tokens.parquet").unlink()
     for names in (["../outside.png"], ["/outside.png"], [3], "x", None):

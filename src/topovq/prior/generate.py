@@ -54,10 +54,17 @@ class Pair:
         return self.model.decode(levels if len(levels) > 1 else levels[0]).cpu()
 
 
-def open_prior(folder: str | Path, run: str | Path | None = None, device: str = "auto") -> Pair:
+def open_prior(
+    folder: str | Path,
+    run: str | Path | None = None,
+    device: str = "auto",
+    *,
+    remedy: str = "give its own by --run RUN",
+) -> Pair:
     """The prior in `folder` and its tokenizer, for use; another tokenizer than the one it was trained on is refused.
 
-    run  where the tokenizer is, if not where it was when the prior was trained
+    run     where the tokenizer is, if not where it was when the prior was trained
+    remedy  what to do about another tokenizer, for the message
     """
     place, folder = pick_device(device), Path(folder)
     if not (folder / CONFIG).is_file():
@@ -72,7 +79,7 @@ def open_prior(folder: str | Path, run: str | Path | None = None, device: str = 
     if prior.tokenizer is not None and model_id(found) != prior.tokenizer:
         raise ValueError(
             f"the prior in {folder} belongs to another tokenizer ({prior.tokenizer[:12]}) than the one in {found} "
-            f"({model_id(found)[:12]}): its tokens would mean nothing to this one; give its own by --run RUN"
+            f"({model_id(found)[:12]}): its tokens would mean nothing to this one; {remedy}"
         )
     model = load_pretrained(found)
     if [tuple(shape) for shape in model.token_shapes] != prior.shapes:
