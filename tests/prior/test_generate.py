@@ -178,9 +178,11 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "half.png").write_bytes((new / "sheet.png").read_bytes()[:300])
     refused("half.png cannot be read as an image:", "complete", out, tmp_path / "half.png", "-o", tmp_path / "c.png")
     assert not (tmp_path / "other").exists()
-    refused("there is no prior in", "sample", tmp_path, *to)
+    refused("it holds 'all.png' and 3 more", "sample", tmp_path, *to)
+    refused("all.png is a file; give the folder of a prior", "sample", tmp_path / "all.png", *to)
+    refused(f"`topovq prior RUN --out {to[1]}` would train one", "complete", to[1], new / "sheet.png")
     refused("holds no prior, but 'vqvae'", "sample", run, *to)
-    refused("already holds a run; add --resume", "prior", run, "--out", out)
+    refused("already holds a prior; add --resume", "prior", run, "--out", out)
     refused("is a prior, not a tokenizer: `topovq sample`", "evaluate", out)
     moved = json.loads((out / "config.json").read_text()) | {"run": str(tmp_path / "gone")}
     shutil.copytree(out, tmp_path / "moved")
@@ -321,6 +323,12 @@ def test_a_prior_that_is_not_finished_says_so(labeled: Path, tmp_path: Path, cap
     code, said = end_of(capsys, "complete", prior, image, "-o", tmp_path / "all.png")
     assert (code, told in " ".join(said.split())) == (0, True), said
     assert unfinished(labeled) is None
+    for name in ("config.json", "manifest.json", "model.safetensors"):
+        (prior / name).unlink()
+    (prior / "record.jsonl").write_text(lines[0])
+    told = f"topovq: the prior in {prior} has no validation yet: 75 of 150 steps are done; the same"
+    code, said = end_of(capsys, "sample", prior, "-n", 1, "-o", tmp_path / "other")
+    assert (code, said.startswith(told), said.count("\n")) == (2, True, 1), said
     (prior / "record.jsonl").write_text("damaged")
     assert unfinished(prior) is None
 

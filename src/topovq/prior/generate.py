@@ -17,6 +17,7 @@ from topovq.prior.choosing import check_drawing, check_drawn
 from topovq.prior.contact import WHITE, enlarged, sheet
 from topovq.prior.corpus import training_images
 from topovq.prior.nearest import Nearest, find_nearest
+from topovq.prior.settings import none_in
 from topovq.prior.transformer import Prior
 from topovq.prior.written import check_folder, replace
 from topovq.storage import CONFIG, model_id, refuse_to_overwrite
@@ -68,7 +69,7 @@ def open_prior(
     """
     place, folder = pick_device(device), Path(folder)
     if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"there is no prior in {folder}; `topovq prior RUN --out {folder}` would train one")
+        raise none_in(folder)
     prior = Prior.from_pretrained(folder)
     where = run or prior.run
     if where is None:

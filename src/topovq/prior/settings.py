@@ -179,7 +179,7 @@ def check_started(config: PriorConfig) -> list[dict[str, Any]]:
         raise ValueError(f"{folder} holds no prior, but {kind!r}; choose another --out")
     started, begun = (folder / RECORD_FILE).exists(), bool(checkpoints(folder))
     if not config.resume and (started or begun):
-        raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
+        raise FileExistsError(f"{folder} already holds a prior; add --resume to continue it, or choose another --out")
     if not (started or begun):
         _check_empty(folder)
     lines = read_record(folder / RECORD_FILE) if started else []
@@ -201,24 +201,55 @@ def kind_in(folder: Path) -> str | None:
 
 def _check_empty(folder: Path) -> None:
     """Refuse a folder with files of others. Tokens of a training that was cut off before its record may be there."""
-    found = [path.name for path in folder.iterdir()] if folder.exists() else []
-    others = sorted(name for name in found if not name.startswith(".") and name != TOKENS_FILE)
-    if others:
+    if others := _others(folder):
         raise FileExistsError(
-            f"{folder} is there already and is no training of a prior: it holds {others[0]!r}"
-            + f" and {len(others) - 1:,} more" * (len(others) > 1)
-            + "; choose a new folder (--out)"
+            f"{folder} is there already and is no training of a prior: it holds {others}; choose a new folder (--out)"
         )
 
 
+def _others(folder: Path) -> str:
+    """What is in a folder beside what a training of a prior leaves before its record, in words; empty for nothing."""
+    found = [path.name for path in folder.iterdir()] if folder.exists() else []
+    others = sorted(name for name in found if not name.startswith(".") and name != TOKENS_FILE)
+    return f"{others[0]!r}" + f" and {len(others) - 1:,} more" * (len(others) > 1) if others else ""
+
+
 def unfinished(folder: str | Path) -> str | None:
-    """How far a prior is whose training is not finished, in words; None where it is, or where no record tells."""
-    record = Path(folder) / RECORD_FILE
+    """How far a prior is whose training is not finished, in words; None where it is, where no record tells, or where
+    there is no prior yet (`none_in`)."""
+    folder = Path(folder)
     try:
-        lines = read_record(record) if record.is_file() else []
+        lines = read_record(folder / RECORD_FILE) if (folder / RECORD_FILE).is_file() else []
     except ValueError:  # damaged: the weights have a manifest of their own
         return None
-    if not lines or lines[-1]["event"] == "final" or "steps" not in lines[0]:
+    if not lines or lines[-1]["event"] == "final" or "steps" not in lines[0] or not (folder / CONFIG).is_file():
         return None
-    done = max([*(line["step"] for line in lines[1:]), *map(step_of, checkpoints(Path(folder)))], default=0)
-    return f"the prior in {folder} is not finished: {done:,} of {lines[0]['steps']:,} steps are done"
+    return f"the prior in {folder} is not finished: {_done(folder, lines)}"
+
+
+def _done(folder: Path, lines: list[dict[str, Any]]) -> str:
+    of_all = f" of {lines[0]['steps']:,}" if "steps" in lines[0] else ""
+    return f"{steps_done(folder, lines):,}{of_all} steps are done"
+
+
+def steps_done(folder: Path, lines: list[dict[str, Any]]) -> int:
+    """How many steps were taken, by the record's lines and the checkpoints."""
+    return max([*(line["step"] for line in lines[1:]), *map(step_of, checkpoints(folder))], default=0)
+
+
+def none_in(folder: Path) -> Exception:
+    """The error that says why there is no prior in `folder`, which has no config.json."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        return FileNotFoundError(f"there is no prior in {folder}: {there} is a file; give the folder of a prior")
+    kind, record = kind_in(folder), folder / RECORD_FILE
+    if kind == KIND:
+        done = _done(folder, read_record(record) if record.is_file() else [{}])
+        return FileNotFoundError(
+            f"the prior in {folder} has no validation yet: {done}; the same `topovq prior` with --resume goes on"
+        )
+    if kind is not None:
+        return ValueError(f"{folder} holds no prior, but {kind!r}")
+    if others := _others(folder):
+        return FileNotFoundError(f"there is no prior in {folder}: it holds {others}")
+    return FileNotFoundError(f"there is no prior in {folder}; `topovq prior RUN --out {folder}` would train one")
