@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from small_runs import make_run
 from tiny_prior import tiny_prior
 
 from topovq.prior import Prior
@@ -180,6 +181,16 @@ def test_a_refused_training_leaves_nothing(run: Path, tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match="have no places on a map"):
         fit(tiny_prior(run, tmp_path / "new"), quiet=True)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_map_of_four_axes_needs_another_head(tmp_path: Path) -> None:
+    options = {"grid": [2, 2, 1, 3]}
+    run = make_run(tmp_path / "run", quantizer_options=options, image_size=16, steps=1, validate_every=1)
+    match = r"head='map' takes maps of up to 3 axes, but this tokenizer's is \[2, 2, 1, 3\]: --head flat works"
+    with pytest.raises(ValueError, match=match):
+        fit(tiny_prior(run, tmp_path / "prior"), quiet=True)
+    assert not (tmp_path / "prior").exists()
+    fit(tiny_prior(run, tmp_path / "prior", head="flat", images=32, steps=1, validate_every=1), quiet=True)
 
 
 def test_folders_of_others_are_refused(run: Path, whole: Path, tmp_path: Path) -> None:

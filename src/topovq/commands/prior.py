@@ -32,7 +32,8 @@ class Prior(PriorConfig):
     """Sizes that are not given: full, small (minutes on a CPU with 256 tokens an image), or auto (full on a GPU, else
     small)."""
     head: Literal["map", "flat", "tied"] = "map"
-    """map (a row of the map, then a column), flat (one softmax over all codes) or tied (flat, tied to the codes)."""
+    """map (a row of the map, then a column; of maps of up to three axes), flat (one softmax over all codes) or tied
+    (flat, tied to the codes)."""
     compile: bool = dataclasses.field(default_factory=torch.cuda.is_available)
     """torch.compile the transformer; it takes half a minute to start."""
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from topovq.distributed import World, join_world, pick_device
 from topovq.prior.corpus import Corpus, make_corpus, tokenizer_folder
-from topovq.prior.settings import PriorConfig, check_started
+from topovq.prior.settings import PriorConfig, check_maps, check_started
 from topovq.prior.transformer import KIND, Prior, maps_of
 from topovq.storage import model_id, write_files
 from topovq.tokenizer.data.order import order_slice
@@ -52,7 +52,7 @@ def fit(config: PriorConfig, *, quiet: bool = False) -> RunResult:
             return result_of(resolved.out)
         folder = tokenizer_folder(resolved)
         model = load_pretrained(folder)
-        maps_of(model)  # before minutes are spent on its tokens
+        check_maps(resolved, maps_of(model))  # before minutes are spent on its tokens
         with alone(resolved.out, world):
             corpus = make_corpus(resolved, folder, model, world, quiet or not world.leads)
             run = Fit(resolved, corpus, model, folder, world, quiet)

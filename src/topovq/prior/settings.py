@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from topovq.neighborhood import Schedule
 from topovq.prior.corpus import TOKENS_FILE
+from topovq.prior.head import MOST_AXES
 from topovq.prior.transformer import HEADS, KIND, check_heads
 from topovq.storage import CONFIG, read_json
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training.checkpoint import checkpoints, step_of
 from topovq.tokenizer.training.config import Configuration, check_seed
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
+
+if TYPE_CHECKING:
+    from topovq.tokenizer.atlas import Chart
 
 # What identifies a prior, besides the tokens: the fields that decide its result.
 IDENTITY = (
@@ -61,7 +66,8 @@ class PriorConfig(Configuration):
     small)."""
 
     head: str = "map"
-    """map (a row of the map, then a column), flat (one softmax over all codes) or tied (flat, tied to the codes)."""
+    """map (a row of the map, then a column; of maps of up to three axes), flat (one softmax over all codes) or tied
+    (flat, tied to the codes)."""
     smoothing: float = 0.0
     """Label smoothing on the map: cells that targets are spread over at first. The width falls to nothing over the
     first half of the steps. 0 for none."""
@@ -165,6 +171,16 @@ class PriorConfig(Configuration):
         assert self.steps is not None
         span = max(1, round(SMOOTHED * self.steps))
         return Schedule.exponential(self.smoothing, LAST_WIDTH, span) if self.smoothing else None
+
+
+def check_maps(config: PriorConfig, maps: Sequence[Chart]) -> None:
+    """Refuse maps of more axes than the head knows."""
+    for each in maps:
+        if config.head == "map" and each.grid.ndim > MOST_AXES:
+            raise ValueError(
+                f"head='map' takes maps of up to {MOST_AXES} axes, but this tokenizer's is {list(each.grid.shape)}: "
+                "--head flat works (head='flat')"
+            )
 
 
 def check_started(config: PriorConfig) -> list[dict[str, Any]]:
