@@ -151,7 +151,8 @@ def test_tokens_and_labels_that_do_not_fit_are_refused(run: Path, tmp_path: Path
         tokens=torch.zeros(40, 8, 8, dtype=torch.long),
     )
     refused(r"the image '0.png' has no label", names=[f"{i}.png" for i in range(40)])
-    refused(r"lie in 1 folders \(cat\): expected 2 to 1,024 classes", names=[f"cat/{i}.png" for i in range(40)])
+    refused(r"lie in 1 folder \(cat\): expected 2 to 1,024 classes", names=[f"cat/{i}.png" for i in range(40)])
+    refused(r"has 2 images of the name 'dog/2.png'; the names", names=[*names[:-1], "dog/2.png"])
     sides = [f"train/{name}" for name in names[:30]] + [f"val/bird/{i}.png" for i in range(10)]
     refused(r"no training image has the label 'bird'", names=sides)
     with pytest.raises(ValueError, match=r"is a run already; --run"):
@@ -163,6 +164,10 @@ def test_tokens_and_labels_that_do_not_fit_are_refused(run: Path, tmp_path: Path
             with pytest.raises(ValueError, match=f"{name}' is .*{told[-20:]}"):
                 fit(tiny_prior(tmp_path / name, tmp_path / "prior", run=given), quiet=True)
     assert not (tmp_path / "prior").exists()
+
+
+def press(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_refused_training_leaves_nothing(run: Path, tmp_path: Path, monkeypatch) -> None:
@@ -177,6 +182,11 @@ def test_a_refused_training_leaves_nothing(run: Path, tmp_path: Path, monkeypatc
         fit(tiny_prior(run, tmp_path / "new", dim=18), quiet=True)
     with pytest.raises(ValueError, match=r"seed=-1 must be a whole number from 0"):
         fit(tiny_prior(run, tmp_path / "new", seed=-1), quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting_module, "make_corpus", press)
+        with pytest.raises(Interrupted, match="before the first step; the same command begins again") as stopped:
+            fit(tiny_prior(run, tmp_path / "new"), quiet=True)
+    assert stopped.value.exit_code == 130
     monkeypatch.setattr("topovq.tokenizer.atlas.charts", lambda model: [])
     with pytest.raises(ValueError, match="have no places on a map"):
         fit(tiny_prior(run, tmp_path / "new"), quiet=True)

@@ -165,6 +165,8 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     for bad in ("nan", "-1", "inf"):
         refused(f"guidance={float(bad)!r} must be a finite number of at least 0", "sample", out, "--guidance", bad, *to)
     refused("top_p=nan must be above 0 and at most 1", "sample", out, "--top-p", "nan", *to)
+    said = end_of(capsys, "sample", out, "-n", 0, *to)[1]
+    assert said == "topovq: number=0 must be at least 1\n"
     refused("new/sheet.png is a file; -o names a folder for the samples", "sample", out, "-o", new / "sheet.png")
     refused("is a file; -o names", "sample", out, "-o", new / "sheet.png" / "inside")
     refused("there is no folder", "sample", out, *to, "--nearest", tmp_path / "no" / "images")
@@ -350,4 +352,41 @@ def test_another_tokenizer_and_missing_classes_are_refused(run: Path, labeled: P
     assert "this prior knows no classes: it was trained without --labels" in " ".join(said.split())
     code, said = end_of(capsys, "sample", tmp_path / "plain", "--guidance", 2, "-o", tmp_path / "new")
     assert code == 2
-    assert "guidance=2.0 needs labels" in said
+    assert "guidance=2.0 needs a class, which it follows more closely: this prior knows none" in " ".join(said.split())
+    image = next(Path(read_record(run / "record.jsonl")[0]["data"]).rglob("0.png"))
+    code, said = end_of(capsys, "complete", labeled, image, "--guidance", 2, "-o", tmp_path / "new.png")
+    assert code == 2
+    assert "guidance=2.0 needs a class, which it follows more closely: say which by --label" in " ".join(said.split())
+    assert not (tmp_path / "new.png").exists()
+
+
+def test_ctrl_c_is_answered(labeled: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    def press(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("topovq.prior.generate.draw", press)
+    assert end_of(capsys, "sample", labeled, "-o", tmp_path / "new") == (130, "topovq: stopped by Ctrl-C\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_info_tells_of_a_prior(run: Path, labeled: Path, tmp_path: Path, capsys) -> None:
+    main(["info", str(labeled)])
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.replace("of run", "of_run").splitlines())
+    lines = [line for line in read_record(labeled / "record.jsonl") if line["event"] == "validation"]
+    assert said["state"] == "step 150 of 150, finished"
+    assert said["of_run"].startswith(f"{run}, tokenizer ")
+    assert said["classes"] == "4: blue, green, red, white"
+    assert said["validation"] == f"best {min(line['bits_per_token'] for line in lines):.3f} bits a token"
+    main(["info", str(labeled), "--json"])
+    assert json.loads(capsys.readouterr().out)["validation"]["step"] == 150
+    stopped = tmp_path / "stopped"
+    (stopped / "checkpoints").mkdir(parents=True)
+    text = (labeled / "record.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "record.jsonl").write_text(text[0])
+    main(["info", str(stopped)])
+    out = capsys.readouterr().out
+    assert "step 0 of 150, not finished" in out
+    assert "none yet" in out
+    Prior.from_pretrained(labeled).save_pretrained(tmp_path / "saved")
+    main(["info", str(tmp_path / "saved")])
+    assert "4: blue" in capsys.readouterr().out

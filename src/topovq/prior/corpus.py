@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -144,6 +145,9 @@ def _from_file(path: Path, folder: Path, model: Tokenizer, labels: bool) -> Corp
             parts.append(flat(levels))
     if not names:
         raise ValueError(f"{path} holds no image")
+    if len({*names}) < len(names):
+        twice, times = Counter(names).most_common(1)[0]
+        raise ValueError(f"{path} has {times} images of the name {twice!r}; the names of its images must all differ")
     tokens_NT = torch.cat(parts)
     low, high, codes = int(tokens_NT.min()), int(tokens_NT.max()), codes_of(model.quantizers)
     if low < 0 or high >= codes:

@@ -183,8 +183,9 @@ def sample(
              the 3 training images that are nearest to it (`topovq.prior.nearest`)
     Other arguments are those of `Prior.sample`. `batch_size` images are drawn at a time, which changes speed alone.
     """
-    if number < 1 or batch_size < 1:
-        raise ValueError(f"number={number} and batch_size={batch_size} must be at least 1")
+    for name, value in (("number", number), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
     check_drawing(temperature, top_p, guidance)
     check_seed(seed)
     out, pictures = Path(out), [SHEET] if nearest is None else [SHEET, NEAREST]
@@ -195,6 +196,7 @@ def sample(
     if pair.prior.classes:
         every = torch.arange(number) % pair.prior.classes
         labels_N = every if chosen is None else torch.full_like(every, chosen)
+    _check_guidance(guidance, pair.prior, labels_N is not None)
     files = _file_names(pair.prior, labels_N, number)
     how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "guidance": guidance, "seed": seed}
     model, shown_NCHW = pair.model, list[Tensor]()
@@ -220,6 +222,14 @@ def sample(
         found = _nearest(pair, samples, train, Path(folder), progress)
     write_png(out / NEAREST, sheet(enlarged(found.beside(samples)), found.images.shape[1] + 1))
     return Sampled(out / SHEET, found, _copies(pair, tokens_NT[:MOST_BESIDE], found))
+
+
+def _check_guidance(guidance: float, prior: Prior, labeled: bool) -> None:
+    """Refuse to follow a class more closely where there is none."""
+    if guidance != 1 and not labeled:
+        none = "this prior knows none: it was trained without --labels"
+        why = "say which by --label (label)" if prior.classes else none
+        raise ValueError(f"guidance={guidance!r} needs a class, which it follows more closely: {why}")
 
 
 def _file_names(prior: Prior, labels_N: Tensor | None, number: int) -> list[str]:
@@ -281,6 +291,7 @@ def complete(
     check_seed(seed)
     pair = open_prior(folder, run, device)
     chosen = label_number(pair.prior, label)
+    _check_guidance(guidance, pair.prior, chosen is not None)
     tokens_1T = pair.prior.to_sequence(pair.model.encode(_read(Path(image), pair.model))).cpu()
     known_T = torch.where(kept_steps(pair.prior, keep), tokens_1T[0], -1)
     labels_N = None if chosen is None else torch.full((number,), chosen)
