@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -18,6 +19,7 @@ import torch
 from small_runs import make_run
 from tiny_prior import tiny_prior
 
+from topovq.cli import main
 from topovq.prior import Prior
 from topovq.prior import fitting as fitting_module
 from topovq.prior.fitting import Fit, fit
@@ -240,6 +242,23 @@ def test_a_training_says_what_it_trains_on_and_how_long_it_will_take(run: Path, 
     assert said[0] == "On a CPU: a small model; --preset full trains the full one."
     assert said[2].endswith(f"12 steps on the CPU, {threads} thread" + "s" * (threads != 1))
     assert re.fullmatch(r"about \d+ s for 12 steps \([\d.e-]+ s a step\)", said[3])
+
+
+def test_the_command_and_the_settings_say_the_same_of_what_is_not_given(run: Path, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["prior", "--help"])
+    said = " ".join(re.sub(r"[│|]", " ", capsys.readouterr().out).split())
+    source = " ".join(inspect.getsource(PriorConfig).split())
+    for told in (
+        "If it is not given, the command takes auto, and PriorConfig full.",
+        "If it is not given, the command does where the machine has CUDA, and PriorConfig where",
+        "of maps of up to three axes",
+    ):
+        assert told in said
+        assert told in source
+    fit(tiny_prior(run, tmp_path, steps=1, validate_every=1), quiet=True)
+    config = tiny_prior(run, tmp_path, steps=2, dim=None, validate_every=1, preset="small", resume=True)
+    assert config.resolve("cpu").dim == 16  # as generate.md says
 
 
 def test_settings() -> None:

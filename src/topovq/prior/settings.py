@@ -63,7 +63,7 @@ class PriorConfig(Configuration):
     """How many crops to encode where a data set draws crops endlessly (photos); 100,000, or 8,192 if small."""
     preset: Literal["auto", "small", "full"] = "full"
     """Sizes that are not given: full, small (minutes on a CPU with 256 tokens an image), or auto (full on a GPU, else
-    small)."""
+    small). If it is not given, the command takes auto, and PriorConfig full."""
 
     head: str = "map"
     """map (a row of the map, then a column; of maps of up to three axes), flat (one softmax over all codes) or tied
@@ -107,7 +107,8 @@ class PriorConfig(Configuration):
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto is bf16 autocast on CUDA and fp32 on the CPU."""
     compile: bool | None = None
-    """torch.compile the transformer; if not given, on CUDA only (it takes half a minute to start)."""
+    """torch.compile the transformer, which takes half a minute to start. If it is not given, the command does where the
+    machine has CUDA, and PriorConfig where `device` is CUDA."""
 
     def resolve(self, device_type: str) -> PriorConfig:
         """Check every value and fill in those left open; `device_type` is "cpu" or "cuda"."""
