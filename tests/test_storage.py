@@ -63,6 +63,13 @@ def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path):
         append(Path("/dev/full"), b"line\n")
 
 
+def test_an_error_names_the_file_and_not_the_one_beside_it(tmp_path):
+    path = tmp_path / ("x" * 300)  # too long, as the name beside it is
+    with pytest.raises(OSError, match="too long") as raised, atomic_file(path) as temporary:
+        temporary.write_bytes(b"")
+    assert raised.value.filename == str(path)
+
+
 def test_append_adds_to_the_end(tmp_path):
     for line in (b"one\n", b"two\n"):
         append(tmp_path / "a.txt", line)

@@ -21,6 +21,8 @@ from topovq.commands.maps import Map, Place
 from topovq.commands.prior import Complete, Prior, Sample
 from topovq.commands.tokenize import Decode, Encode, OnRun
 from topovq.exits import leads, lines_that_fit, one_line_errors, say
+from topovq.prior.settings import kind_in
+from topovq.prior.transformer import KIND
 from topovq.storage import refuse_to_overwrite
 from topovq.tokenizer.data import SOURCES
 from topovq.tokenizer.models import check_name
@@ -153,16 +155,20 @@ class Evaluate(OnRun):
 
 @dataclass
 class Info:
-    """Print what a run is and how far it got."""
+    """Print what a run or a prior is and how far it got."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run, or of a prior."""
     json: bool = False
     """All there is to know, as JSON."""
 
     def __call__(self) -> None:
-        facts = describe_run(self.run)
-        print(dumps(finite(facts), indent=2) if self.json else "\n".join(summary(facts)))
+        from topovq.prior import describing
+
+        is_prior = kind_in(self.run) == KIND
+        facts = describing.info(self.run) if is_prior else describe_run(self.run)
+        lines = describing.summary(facts) if is_prior else summary(facts)
+        print(dumps(finite(facts), indent=2) if self.json else "\n".join(lines))
 
 
 @dataclass

@@ -66,6 +66,8 @@ def one_line_errors(program: str) -> Iterator[None]:
             complain(f"{program}: {stopped}")
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
+        if leads():
+            complain(f"{program}: stopped by Ctrl-C")
         sys.exit(130)
     except BrokenPipeError:  # `| head` has seen enough; what is still to be flushed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -67,8 +67,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
             yield temporary
             _sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a name too long, or a disk that is gone
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename == str(temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # nobody knows the other name
         raise
     _sync(path.parent)
 

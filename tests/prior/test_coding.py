@@ -45,6 +45,9 @@ def test_compressed_tokens_decode_to_the_same_images(tmp_path: Path, capsys: pyt
     for name in ("prior", "other"):
         made = Prior.of(load_run(run), dim=16, layers=1, heads=2, tokenizer=model_id(run), run=str(run))
         made.save_pretrained(tmp_path / name)
+    made = Prior.of(load_run(run), dim=16, layers=1, heads=2, tokenizer="ab" * 32, run=str(run))
+    made.save_pretrained(tmp_path / "foreign")
+    foreign = str(tmp_path / "foreign")
     prior = str(tmp_path / "prior")
     main(["encode", str(run), str(pictures), "-o", str(out), "--compress", prior, "--workers", "0"])
     assert "bytes an image, names included" in capsys.readouterr().out
@@ -59,8 +62,19 @@ def test_compressed_tokens_decode_to_the_same_images(tmp_path: Path, capsys: pyt
         ("decode", str(run), str(out), "-o", str(tmp_path / "c"), "--prior", str(run)): "holds no prior",
         ("decode", str(run), str(out), "-o", str(tmp_path / "c")): "coded by a prior: name that one",
         ("encode", str(run), str(pictures), "-o", str(tmp_path / "d.npz"), "--compress", prior): "must end in .tvq",
+        ("decode", str(run), str(tmp_path / "plain.npz"), "-o", str(tmp_path / "c"), "--prior", prior): (
+            "is not coded by a prior, as a .tvq file is: leave out --prior"
+        ),
+        ("decode", str(run), str(out), "-o", str(tmp_path / "c"), "--prior", foreign): "give the run of that prior",
+        ("encode", str(run), str(pictures), "-o", str(tmp_path / "d.tvq"), "--compress", foreign): f"a prior of {run}",
+        ("encode", "gone", str(pictures), "-o", str(tmp_path / "d.tvq"), "--compress", prior): "no run at gone",
+        ("prior", str(out), "--run", str(run)): "encode the images again without --compress, to a .parquet",
     }.items():
         capsys.readouterr()
         with pytest.raises(SystemExit):
             main(words)
-        assert said in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert said in err
+        assert "--run RUN" not in err
+    assert not (tmp_path / "c").exists()
+    assert not list(tmp_path.glob("d.*"))

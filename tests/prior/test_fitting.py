@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from small_runs import make_run
 from tiny_prior import tiny_prior
 
+from topovq.cli import main
 from topovq.prior import Prior
 from topovq.prior import fitting as fitting_module
 from topovq.prior.fitting import Fit, fit
@@ -150,12 +153,23 @@ def test_tokens_and_labels_that_do_not_fit_are_refused(run: Path, tmp_path: Path
         tokens=torch.zeros(40, 8, 8, dtype=torch.long),
     )
     refused(r"the image '0.png' has no label", names=[f"{i}.png" for i in range(40)])
-    refused(r"lie in 1 folders \(cat\): expected 2 to 1,024 classes", names=[f"cat/{i}.png" for i in range(40)])
+    refused(r"lie in 1 folder \(cat\): expected 2 to 1,024 classes", names=[f"cat/{i}.png" for i in range(40)])
+    refused(r"has 2 images of the name 'dog/2.png'; the names", names=[*names[:-1], "dog/2.png"])
     sides = [f"train/{name}" for name in names[:30]] + [f"val/bird/{i}.png" for i in range(10)]
     refused(r"no training image has the label 'bird'", names=sides)
     with pytest.raises(ValueError, match=r"is a run already; --run"):
         fit(tiny_prior(run, tmp_path / "prior", run=run), quiet=True)
+    for name in ("coded.tvq", "text.txt", "pictures"):
+        (tmp_path / name).mkdir() if name == "pictures" else (tmp_path / name).write_text("text")
+        told = "coded by a prior" if name == "coded.tvq" else "is no token file, which ends in .parquet or .npz"
+        for given in (run, None) if name != "pictures" else (run,):
+            with pytest.raises(ValueError, match=f"{name}' is .*{told[-20:]}"):
+                fit(tiny_prior(tmp_path / name, tmp_path / "prior", run=given), quiet=True)
     assert not (tmp_path / "prior").exists()
+
+
+def press(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_refused_training_leaves_nothing(run: Path, tmp_path: Path, monkeypatch) -> None:
@@ -168,10 +182,27 @@ def test_a_refused_training_leaves_nothing(run: Path, tmp_path: Path, monkeypatc
     assert not list((tmp_path / "empty").iterdir())  # an empty folder that was there stays
     with pytest.raises(ValueError, match=r"dim=18 must be a multiple of 4 \* heads, which is 8"):
         fit(tiny_prior(run, tmp_path / "new", dim=18), quiet=True)
+    with pytest.raises(ValueError, match=r"seed=-1 must be a whole number from 0"):
+        fit(tiny_prior(run, tmp_path / "new", seed=-1), quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting_module, "make_corpus", press)
+        with pytest.raises(Interrupted, match="before the first step; the same command begins again") as stopped:
+            fit(tiny_prior(run, tmp_path / "new"), quiet=True)
+    assert stopped.value.exit_code == 130
     monkeypatch.setattr("topovq.tokenizer.atlas.charts", lambda model: [])
     with pytest.raises(ValueError, match="have no places on a map"):
         fit(tiny_prior(run, tmp_path / "new"), quiet=True)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_map_of_four_axes_needs_another_head(tmp_path: Path) -> None:
+    options = {"grid": [2, 2, 1, 3]}
+    run = make_run(tmp_path / "run", quantizer_options=options, image_size=16, steps=1, validate_every=1)
+    match = r"head='map' takes maps of up to 3 axes, but this tokenizer's is \[2, 2, 1, 3\]: --head flat works"
+    with pytest.raises(ValueError, match=match):
+        fit(tiny_prior(run, tmp_path / "prior"), quiet=True)
+    assert not (tmp_path / "prior").exists()
+    fit(tiny_prior(run, tmp_path / "prior", head="flat", images=32, steps=1, validate_every=1), quiet=True)
 
 
 def test_folders_of_others_are_refused(run: Path, whole: Path, tmp_path: Path) -> None:
@@ -213,6 +244,23 @@ def test_a_training_says_what_it_trains_on_and_how_long_it_will_take(run: Path, 
     assert re.fullmatch(r"about \d+ s for 12 steps \([\d.e-]+ s a step\)", said[3])
 
 
+def test_the_command_and_the_settings_say_the_same_of_what_is_not_given(run: Path, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["prior", "--help"])
+    said = " ".join(re.sub(r"[│|]", " ", capsys.readouterr().out).split())
+    source = " ".join(inspect.getsource(PriorConfig).split())
+    for told in (
+        "If it is not given, the command takes auto, and PriorConfig full.",
+        "If it is not given, the command does where the machine has CUDA, and PriorConfig where",
+        "of maps of up to three axes",
+    ):
+        assert told in said
+        assert told in source
+    fit(tiny_prior(run, tmp_path, steps=1, validate_every=1), quiet=True)
+    config = tiny_prior(run, tmp_path, steps=2, dim=None, validate_every=1, preset="small", resume=True)
+    assert config.resolve("cpu").dim == 16  # as generate.md says
+
+
 def test_settings() -> None:
     config = PriorConfig("run", steps=100, learning_rate=1.0, smoothing=4.0).resolve("cpu")
     assert (config.rate(0), config.rate(4)) == (0.2, 1.0)  # five steps of rising
@@ -228,6 +276,9 @@ def test_settings() -> None:
         ("smoothing", 0.1, "smoothing=0.1 must be 0, or at least 0.3"),
         ("head", "round", "unknown head 'round'"),
         ("learning_rate", math.nan, "learning_rate=nan"),
+        ("seed", -1, r"seed=-1 must be a whole number from 0 to 2\*\*63 - 1"),
+        ("seed", 10**23, f"seed={10**23} must be"),
+        ("seed", 0.5, "seed=0.5 must be"),
     ):
         with pytest.raises(ValueError, match=match):
             PriorConfig("run", **{field: value}).resolve("cpu")

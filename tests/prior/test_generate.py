@@ -177,6 +177,8 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     for bad in ("nan", "-1", "inf"):
         refused(f"guidance={float(bad)!r} must be a finite number of at least 0", "sample", out, "--guidance", bad, *to)
     refused("top_p=nan must be above 0 and at most 1", "sample", out, "--top-p", "nan", *to)
+    said = end_of(capsys, "sample", out, "-n", 0, *to)[1]
+    assert said == "topovq: number=0 must be at least 1\n"
     refused("new/sheet.png is a file; -o names a folder for the samples", "sample", out, "-o", new / "sheet.png")
     refused("is a file; -o names", "sample", out, "-o", new / "sheet.png" / "inside")
     refused("there is no folder", "sample", out, *to, "--nearest", tmp_path / "no" / "images")
@@ -190,9 +192,11 @@ def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "half.png").write_bytes((new / "sheet.png").read_bytes()[:300])
     refused("half.png cannot be read as an image:", "complete", out, tmp_path / "half.png", "-o", tmp_path / "c.png")
     assert not (tmp_path / "other").exists()
-    refused("there is no prior in", "sample", tmp_path, *to)
+    refused("it holds 'all.png' and 3 more", "sample", tmp_path, *to)
+    refused("all.png is a file; give the folder of a prior", "sample", tmp_path / "all.png", *to)
+    refused(f"`topovq prior RUN --out {to[1]}` would train one", "complete", to[1], new / "sheet.png")
     refused("holds no prior, but 'vqvae'", "sample", run, *to)
-    refused("already holds a run; add --resume", "prior", run, "--out", out)
+    refused("already holds a prior; add --resume", "prior", run, "--out", out)
     refused("is a prior, not a tokenizer: `topovq sample`", "evaluate", out)
     moved = json.loads((out / "config.json").read_text()) | {"run": str(tmp_path / "gone")}
     shutil.copytree(out, tmp_path / "moved")
@@ -237,8 +241,9 @@ def test_force_deletes_nothing_where_no_sample_was_written(run: Path, labeled: P
         Image.new("RGB", (16, 16)).save(tmp_path / "images" / f"{i:05}.png")
     encode(run, tmp_path / "images", tmp_path / "tokens.parquet", device="cpu", workers=0)
     before = {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)}
-    with pytest.raises(FileExistsError, match=r"tokens.parquet is there, and .* choose another folder"):
-        sample(labeled, 2, tmp_path, device="cpu", force=True)
+    for force in (False, True):
+        with pytest.raises(FileExistsError, match=r"tokens.parquet is there, and there is no .* choose another folder"):
+            sample(labeled, 2, tmp_path, device="cpu", force=force)
     assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
     (tmp_path / "tokens.parquet").unlink()
     for names in (["../outside.png"], ["/outside.png"], [3], "x", None):
@@ -246,6 +251,16 @@ def test_force_deletes_nothing_where_no_sample_was_written(run: Path, labeled: P
         with pytest.raises((ValueError, FileExistsError), match=r"choose another folder"):
             sample(labeled, 2, tmp_path, device="cpu", force=True)
     assert len(list((tmp_path / "images").iterdir())) == 3
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5])
+def test_a_seed_that_is_none_is_refused_before_the_prior_is_read(seed: float, tmp_path: Path) -> None:
+    told = rf"seed={seed!r} must be a whole number from 0 to 2\*\*63 - 1"
+    with pytest.raises(ValueError, match=told):
+        sample(tmp_path / "prior", 2, tmp_path / "new", seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=told):
+        complete(tmp_path / "prior", tmp_path / "a.png", tmp_path / "b.png", seed=seed)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 def test_classes_that_lead_out_of_the_folder_are_refused(run: Path, tmp_path: Path) -> None:
@@ -322,6 +337,12 @@ def test_a_prior_that_is_not_finished_says_so(labeled: Path, tmp_path: Path, cap
     code, said = end_of(capsys, "complete", prior, image, "-o", tmp_path / "all.png")
     assert (code, told in " ".join(said.split())) == (0, True), said
     assert unfinished(labeled) is None
+    for name in ("config.json", "manifest.json", "model.safetensors"):
+        (prior / name).unlink()
+    (prior / "record.jsonl").write_text(lines[0])
+    told = f"topovq: the prior in {prior} has no validation yet: 75 of 150 steps are done; the same"
+    code, said = end_of(capsys, "sample", prior, "-n", 1, "-o", tmp_path / "other")
+    assert (code, said.startswith(told), said.count("\n")) == (2, True, 1), said
     (prior / "record.jsonl").write_text("damaged")
     assert unfinished(prior) is None
 
@@ -343,4 +364,41 @@ def test_another_tokenizer_and_missing_classes_are_refused(run: Path, labeled: P
     assert "this prior knows no classes: it was trained without --labels" in " ".join(said.split())
     code, said = end_of(capsys, "sample", tmp_path / "plain", "--guidance", 2, "-o", tmp_path / "new")
     assert code == 2
-    assert "guidance=2.0 needs labels" in said
+    assert "guidance=2.0 needs a class, which it follows more closely: this prior knows none" in " ".join(said.split())
+    image = next(Path(read_record(run / "record.jsonl")[0]["data"]).rglob("0.png"))
+    code, said = end_of(capsys, "complete", labeled, image, "--guidance", 2, "-o", tmp_path / "new.png")
+    assert code == 2
+    assert "guidance=2.0 needs a class, which it follows more closely: say which by --label" in " ".join(said.split())
+    assert not (tmp_path / "new.png").exists()
+
+
+def test_ctrl_c_is_answered(labeled: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    def press(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("topovq.prior.generate.draw", press)
+    assert end_of(capsys, "sample", labeled, "-o", tmp_path / "new") == (130, "topovq: stopped by Ctrl-C\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_info_tells_of_a_prior(run: Path, labeled: Path, tmp_path: Path, capsys) -> None:
+    main(["info", str(labeled)])
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.replace("of run", "of_run").splitlines())
+    lines = [line for line in read_record(labeled / "record.jsonl") if line["event"] == "validation"]
+    assert said["state"] == "step 150 of 150, finished"
+    assert said["of_run"].startswith(f"{run}, tokenizer ")
+    assert said["classes"] == "4: blue, green, red, white"
+    assert said["validation"] == f"best {min(line['bits_per_token'] for line in lines):.3f} bits a token"
+    main(["info", str(labeled), "--json"])
+    assert json.loads(capsys.readouterr().out)["validation"]["step"] == 150
+    stopped = tmp_path / "stopped"
+    (stopped / "checkpoints").mkdir(parents=True)
+    text = (labeled / "record.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "record.jsonl").write_text(text[0])
+    main(["info", str(stopped)])
+    out = capsys.readouterr().out
+    assert "step 0 of 150, not finished" in out
+    assert "none yet" in out
+    Prior.from_pretrained(labeled).save_pretrained(tmp_path / "saved")
+    main(["info", str(tmp_path / "saved")])
+    assert "4: blue" in capsys.readouterr().out

@@ -30,11 +30,13 @@ class Prior(PriorConfig):
     """A run, whose tokenizer then encodes its own data set; or a token file that `topovq encode` wrote."""
     preset: Literal["auto", "small", "full"] = "auto"
     """Sizes that are not given: full, small (minutes on a CPU with 256 tokens an image), or auto (full on a GPU, else
-    small)."""
+    small). If it is not given, the command takes auto, and PriorConfig full."""
     head: Literal["map", "flat", "tied"] = "map"
-    """map (a row of the map, then a column), flat (one softmax over all codes) or tied (flat, tied to the codes)."""
+    """map (a row of the map, then a column; of maps of up to three axes), flat (one softmax over all codes) or tied
+    (flat, tied to the codes)."""
     compile: bool = dataclasses.field(default_factory=torch.cuda.is_available)
-    """torch.compile the transformer; it takes half a minute to start."""
+    """torch.compile the transformer, which takes half a minute to start. If it is not given, the command does where the
+    machine has CUDA, and PriorConfig where `device` is CUDA."""
 
     def __call__(self) -> None:
         from topovq.prior.fitting import BIT, fit

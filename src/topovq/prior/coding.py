@@ -20,6 +20,7 @@ from topovq.prior.generate import open_prior
 from topovq.prior.transformer import Cache, Prior
 from topovq.storage import model_id
 from topovq.tokenizer.token_coded import Frequencies, probabilities
+from topovq.tokenizer.training.runs import model_folder
 
 AT_ONCE = 64
 
@@ -59,5 +60,5 @@ class PriorCoder:
 
 def open_coder(folder: str | Path, run: str | Path, device: str = "auto") -> PriorCoder:
     """The prior in `folder` as a coder of the tokens of `run`; a prior of another tokenizer is refused."""
-    pair = open_prior(folder, run, device)
+    pair = open_prior(folder, model_folder(run), device, remedy=f"give the run of that prior, or a prior of {run}")
     return PriorCoder(pair.prior, model_id(Path(folder)), pair.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -21,12 +22,14 @@ import torch
 from torch import Tensor
 
 from topovq.distributed import World
-from topovq.storage import DamagedFile, atomic_file, model_id, remove_leftovers
+from topovq.storage import CONFIG, DamagedFile, atomic_file, model_id, remove_leftovers
 from topovq.tokenizer.data import Source, open_data
 from topovq.tokenizer.data.labels import Labels, labels_by_folder
 from topovq.tokenizer.data.order import split
 from topovq.tokenizer.models import Tokenizer, as_levels, codes_of
+from topovq.tokenizer.token_coded import SUFFIX
 from topovq.tokenizer.tokenfile import model_of, read_tokens, token_files
+from topovq.tokenizer.training.checkpoint import checkpoints
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 from topovq.tokenizer.training.runs import data_of, model_folder
@@ -50,15 +53,26 @@ class Corpus:
 
 def tokenizer_folder(config: PriorConfig) -> Path:
     """Where the tokenizer lies whose tokens these are."""
-    if Path(config.source).suffix not in SUFFIXES:
-        if config.run is not None:
+    source = Path(config.source)
+    if source.suffix not in SUFFIXES:
+        if source.suffix == SUFFIX:
             raise ValueError(
-                f"{config.source!r} is a run already; --run (here {str(config.run)!r}) goes with a token file"
+                f"{config.source!r} is coded by a prior, and none can learn from that: encode the images again without "
+                "--compress, to a .parquet or .npz file"
             )
-        return model_folder(config.source)
+        if source.is_file():
+            raise ValueError(f"{config.source!r} is no token file, which ends in .parquet or .npz, and no run's folder")
+        if config.run is not None:
+            kind = "a run already" if _is_run(source) else "no token file, which ends in .parquet or .npz"
+            raise ValueError(f"{config.source!r} is {kind}; --run (here {str(config.run)!r}) goes with a token file")
+        return model_folder(source)
     if config.run is None:
         raise ValueError(f"whose tokens does {config.source} hold? Give the run that encoded them: --run RUN")
     return model_folder(config.run)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECORD_FILE).exists() or (folder / CONFIG).exists() or bool(checkpoints(folder))
 
 
 def make_corpus(config: PriorConfig, folder: Path, model: Tokenizer, world: World, quiet: bool) -> Corpus:
@@ -131,6 +145,9 @@ def _from_file(path: Path, folder: Path, model: Tokenizer, labels: bool) -> Corp
             parts.append(flat(levels))
     if not names:
         raise ValueError(f"{path} holds no image")
+    if len({*names}) < len(names):
+        twice, times = Counter(names).most_common(1)[0]
+        raise ValueError(f"{path} has {times} images of the name {twice!r}; the names of its images must all differ")
     tokens_NT = torch.cat(parts)
     low, high, codes = int(tokens_NT.min()), int(tokens_NT.max()), codes_of(model.quantizers)
     if low < 0 or high >= codes:

@@ -10,6 +10,7 @@ Its folder:
 from __future__ import annotations
 
 import math
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from topovq.distributed import World, join_world, pick_device
 from topovq.prior.corpus import Corpus, make_corpus, tokenizer_folder
-from topovq.prior.settings import PriorConfig, check_started
+from topovq.prior.settings import PriorConfig, check_maps, check_started
 from topovq.prior.transformer import KIND, Prior, maps_of
 from topovq.storage import model_id, write_files
 from topovq.tokenizer.data.order import order_slice
@@ -27,7 +28,7 @@ from topovq.tokenizer.data.source import rank_rows
 from topovq.tokenizer.models import Tokenizer, load_pretrained
 from topovq.tokenizer.training.base import RunResult, Training, alone, result_of
 from topovq.tokenizer.training.checkpoint import checkpoints
-from topovq.tokenizer.training.interrupt import StopRequest
+from topovq.tokenizer.training.interrupt import Interrupted, StopRequest
 from topovq.tokenizer.training.progress import SMALL, Reporter, place_of
 from topovq.tokenizer.training.record import environment
 from topovq.tokenizer.training.step import distribute
@@ -35,13 +36,14 @@ from topovq.tokenizer.training.watch import Diverged, is_finite
 
 BETAS = (0.9, 0.95)  # AdamW's, as is usual for transformers
 BIT = math.log(2)
+BEFORE = "stopped before the first step; the same command begins again"
 
 
 def fit(config: PriorConfig, *, quiet: bool = False) -> RunResult:
     """Train to the end of `config`; under torchrun, together with the other processes.
 
     One that is finished already is not repeated when `config.resume` is set. Raises Interrupted after SIGTERM or
-    Ctrl-C, with a checkpoint written. `best_loss` of the result is in nats a token.
+    Ctrl-C, with a checkpoint written if a step was taken. `best_loss` of the result is in nats a token.
     """
     resolved = config.resolve(pick_device(config.device).type)
     assert resolved.out is not None
@@ -52,10 +54,13 @@ def fit(config: PriorConfig, *, quiet: bool = False) -> RunResult:
             return result_of(resolved.out)
         folder = tokenizer_folder(resolved)
         model = load_pretrained(folder)
-        maps_of(model)  # before minutes are spent on its tokens
+        check_maps(resolved, maps_of(model))  # before minutes are spent on its tokens
         with alone(resolved.out, world):
-            corpus = make_corpus(resolved, folder, model, world, quiet or not world.leads)
-            run = Fit(resolved, corpus, model, folder, world, quiet)
+            try:
+                corpus = make_corpus(resolved, folder, model, world, quiet or not world.leads)
+                run = Fit(resolved, corpus, model, folder, world, quiet)
+            except KeyboardInterrupt:
+                raise Interrupted(signal.SIGINT, BEFORE) from None
             with StopRequest() as stop:
                 return run.train(stop)
 

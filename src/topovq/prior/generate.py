@@ -17,6 +17,7 @@ from topovq.prior.choosing import check_drawing, check_drawn
 from topovq.prior.contact import WHITE, enlarged, sheet
 from topovq.prior.corpus import training_images
 from topovq.prior.nearest import Nearest, find_nearest
+from topovq.prior.settings import none_in
 from topovq.prior.transformer import Prior
 from topovq.prior.written import check_folder, replace
 from topovq.storage import CONFIG, model_id, refuse_to_overwrite
@@ -26,6 +27,7 @@ from topovq.tokenizer.models.inputs import as_batch
 from topovq.tokenizer.tokenfile import open_writer
 from topovq.tokenizer.tokens import image_name, write_png, write_pngs
 from topovq.tokenizer.training import open_data
+from topovq.tokenizer.training.config import check_seed
 from topovq.tokenizer.training.progress import shown
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
 from topovq.tokenizer.training.runs import model_folder
@@ -53,14 +55,21 @@ class Pair:
         return self.model.decode(levels if len(levels) > 1 else levels[0]).cpu()
 
 
-def open_prior(folder: str | Path, run: str | Path | None = None, device: str = "auto") -> Pair:
+def open_prior(
+    folder: str | Path,
+    run: str | Path | None = None,
+    device: str = "auto",
+    *,
+    remedy: str = "give its own by --run RUN",
+) -> Pair:
     """The prior in `folder` and its tokenizer, for use; another tokenizer than the one it was trained on is refused.
 
-    run  where the tokenizer is, if not where it was when the prior was trained
+    run     where the tokenizer is, if not where it was when the prior was trained
+    remedy  what to do about another tokenizer, for the message
     """
     place, folder = pick_device(device), Path(folder)
     if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"there is no prior in {folder}; `topovq prior RUN --out {folder}` would train one")
+        raise none_in(folder)
     prior = Prior.from_pretrained(folder)
     where = run or prior.run
     if where is None:
@@ -71,7 +80,7 @@ def open_prior(folder: str | Path, run: str | Path | None = None, device: str = 
     if prior.tokenizer is not None and model_id(found) != prior.tokenizer:
         raise ValueError(
             f"the prior in {folder} belongs to another tokenizer ({prior.tokenizer[:12]}) than the one in {found} "
-            f"({model_id(found)[:12]}): its tokens would mean nothing to this one; give its own by --run RUN"
+            f"({model_id(found)[:12]}): its tokens would mean nothing to this one; {remedy}"
         )
     model = load_pretrained(found)
     if [tuple(shape) for shape in model.token_shapes] != prior.shapes:
@@ -183,9 +192,11 @@ def sample(
              the 3 training images that are nearest to it (`topovq.prior.nearest`)
     Other arguments are those of `Prior.sample`. `batch_size` images are drawn at a time, which changes speed alone.
     """
-    if number < 1 or batch_size < 1:
-        raise ValueError(f"number={number} and batch_size={batch_size} must be at least 1")
+    for name, value in (("number", number), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
     check_drawing(temperature, top_p, guidance)
+    check_seed(seed)
     out, pictures = Path(out), [SHEET] if nearest is None else [SHEET, NEAREST]
     earlier = check_folder(out, [TOKENS, IMAGES, *pictures], force)
     pair = open_prior(folder, run, device)
@@ -194,6 +205,7 @@ def sample(
     if pair.prior.classes:
         every = torch.arange(number) % pair.prior.classes
         labels_N = every if chosen is None else torch.full_like(every, chosen)
+    _check_guidance(guidance, pair.prior, labels_N is not None)
     files = _file_names(pair.prior, labels_N, number)
     how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "guidance": guidance, "seed": seed}
     model, shown_NCHW = pair.model, list[Tensor]()
@@ -219,6 +231,14 @@ def sample(
         found = _nearest(pair, samples, train, Path(folder), progress)
     write_png(out / NEAREST, sheet(enlarged(found.beside(samples)), found.images.shape[1] + 1))
     return Sampled(out / SHEET, found, _copies(pair, tokens_NT[:MOST_BESIDE], found))
+
+
+def _check_guidance(guidance: float, prior: Prior, labeled: bool) -> None:
+    """Refuse to follow a class more closely where there is none."""
+    if guidance != 1 and not labeled:
+        none = "this prior knows none: it was trained without --labels"
+        why = "say which by --label (label)" if prior.classes else none
+        raise ValueError(f"guidance={guidance!r} needs a class, which it follows more closely: {why}")
 
 
 def _file_names(prior: Prior, labels_N: Tensor | None, number: int) -> list[str]:
@@ -277,8 +297,10 @@ def complete(
     if number < 1:
         raise ValueError(f"number={number} must be at least 1")
     check_drawing(temperature, top_p, guidance)
+    check_seed(seed)
     pair = open_prior(folder, run, device)
     chosen = label_number(pair.prior, label)
+    _check_guidance(guidance, pair.prior, chosen is not None)
     tokens_1T = pair.prior.to_sequence(pair.model.encode(_read(Path(image), pair.model))).cpu()
     known_T = torch.where(kept_steps(pair.prior, keep), tokens_1T[0], -1)
     labels_N = None if chosen is None else torch.full((number,), chosen)

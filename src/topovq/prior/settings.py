@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from topovq.neighborhood import Schedule
 from topovq.prior.corpus import TOKENS_FILE
+from topovq.prior.head import MOST_AXES
 from topovq.prior.transformer import HEADS, KIND, check_heads
 from topovq.storage import CONFIG, read_json
 from topovq.tokenizer.models import check_name
 from topovq.tokenizer.training.checkpoint import checkpoints, step_of
-from topovq.tokenizer.training.config import Configuration
+from topovq.tokenizer.training.config import Configuration, check_seed
 from topovq.tokenizer.training.record import RECORD_FILE, read_record
+
+if TYPE_CHECKING:
+    from topovq.tokenizer.atlas import Chart
 
 # What identifies a prior, besides the tokens: the fields that decide its result.
 IDENTITY = (
@@ -58,10 +63,11 @@ class PriorConfig(Configuration):
     """How many crops to encode where a data set draws crops endlessly (photos); 100,000, or 8,192 if small."""
     preset: Literal["auto", "small", "full"] = "full"
     """Sizes that are not given: full, small (minutes on a CPU with 256 tokens an image), or auto (full on a GPU, else
-    small)."""
+    small). If it is not given, the command takes auto, and PriorConfig full."""
 
     head: str = "map"
-    """map (a row of the map, then a column), flat (one softmax over all codes) or tied (flat, tied to the codes)."""
+    """map (a row of the map, then a column; of maps of up to three axes), flat (one softmax over all codes) or tied
+    (flat, tied to the codes)."""
     smoothing: float = 0.0
     """Label smoothing on the map: cells that targets are spread over at first. The width falls to nothing over the
     first half of the steps. 0 for none."""
@@ -101,13 +107,15 @@ class PriorConfig(Configuration):
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto is bf16 autocast on CUDA and fp32 on the CPU."""
     compile: bool | None = None
-    """torch.compile the transformer; if not given, on CUDA only (it takes half a minute to start)."""
+    """torch.compile the transformer, which takes half a minute to start. If it is not given, the command does where the
+    machine has CUDA, and PriorConfig where `device` is CUDA."""
 
     def resolve(self, device_type: str) -> PriorConfig:
         """Check every value and fill in those left open; `device_type` is "cpu" or "cuda"."""
         check_name("preset", self.preset, ("auto", *PRESETS))
         check_name("head", self.head, HEADS)
         check_name("precision", self.precision, ("auto", "bf16", "fp32"))
+        check_seed(self.seed)
         small = self.preset == "small" or (self.preset == "auto" and device_type == "cpu")
         defaults = PRESETS["small" if small else "full"] | self._started()
 
@@ -166,6 +174,16 @@ class PriorConfig(Configuration):
         return Schedule.exponential(self.smoothing, LAST_WIDTH, span) if self.smoothing else None
 
 
+def check_maps(config: PriorConfig, maps: Sequence[Chart]) -> None:
+    """Refuse maps of more axes than the head knows."""
+    for each in maps:
+        if config.head == "map" and each.grid.ndim > MOST_AXES:
+            raise ValueError(
+                f"head='map' takes maps of up to {MOST_AXES} axes, but this tokenizer's is {list(each.grid.shape)}: "
+                "--head flat works (head='flat')"
+            )
+
+
 def check_started(config: PriorConfig) -> list[dict[str, Any]]:
     """Refuse a folder with another prior or anything else; the lines of the record of this one, if there are any."""
     folder = config.out
@@ -178,7 +196,7 @@ def check_started(config: PriorConfig) -> list[dict[str, Any]]:
         raise ValueError(f"{folder} holds no prior, but {kind!r}; choose another --out")
     started, begun = (folder / RECORD_FILE).exists(), bool(checkpoints(folder))
     if not config.resume and (started or begun):
-        raise FileExistsError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
+        raise FileExistsError(f"{folder} already holds a prior; add --resume to continue it, or choose another --out")
     if not (started or begun):
         _check_empty(folder)
     lines = read_record(folder / RECORD_FILE) if started else []
@@ -200,24 +218,55 @@ def kind_in(folder: Path) -> str | None:
 
 def _check_empty(folder: Path) -> None:
     """Refuse a folder with files of others. Tokens of a training that was cut off before its record may be there."""
-    found = [path.name for path in folder.iterdir()] if folder.exists() else []
-    others = sorted(name for name in found if not name.startswith(".") and name != TOKENS_FILE)
-    if others:
+    if others := _others(folder):
         raise FileExistsError(
-            f"{folder} is there already and is no training of a prior: it holds {others[0]!r}"
-            + f" and {len(others) - 1:,} more" * (len(others) > 1)
-            + "; choose a new folder (--out)"
+            f"{folder} is there already and is no training of a prior: it holds {others}; choose a new folder (--out)"
         )
 
 
+def _others(folder: Path) -> str:
+    """What is in a folder beside what a training of a prior leaves before its record, in words; empty for nothing."""
+    found = [path.name for path in folder.iterdir()] if folder.exists() else []
+    others = sorted(name for name in found if not name.startswith(".") and name != TOKENS_FILE)
+    return f"{others[0]!r}" + f" and {len(others) - 1:,} more" * (len(others) > 1) if others else ""
+
+
 def unfinished(folder: str | Path) -> str | None:
-    """How far a prior is whose training is not finished, in words; None where it is, or where no record tells."""
-    record = Path(folder) / RECORD_FILE
+    """How far a prior is whose training is not finished, in words; None where it is, where no record tells, or where
+    there is no prior yet (`none_in`)."""
+    folder = Path(folder)
     try:
-        lines = read_record(record) if record.is_file() else []
+        lines = read_record(folder / RECORD_FILE) if (folder / RECORD_FILE).is_file() else []
     except ValueError:  # damaged: the weights have a manifest of their own
         return None
-    if not lines or lines[-1]["event"] == "final" or "steps" not in lines[0]:
+    if not lines or lines[-1]["event"] == "final" or "steps" not in lines[0] or not (folder / CONFIG).is_file():
         return None
-    done = max([*(line["step"] for line in lines[1:]), *map(step_of, checkpoints(Path(folder)))], default=0)
-    return f"the prior in {folder} is not finished: {done:,} of {lines[0]['steps']:,} steps are done"
+    return f"the prior in {folder} is not finished: {_done(folder, lines)}"
+
+
+def _done(folder: Path, lines: list[dict[str, Any]]) -> str:
+    of_all = f" of {lines[0]['steps']:,}" if "steps" in lines[0] else ""
+    return f"{steps_done(folder, lines):,}{of_all} steps are done"
+
+
+def steps_done(folder: Path, lines: list[dict[str, Any]]) -> int:
+    """How many steps were taken, by the record's lines and the checkpoints."""
+    return max([*(line["step"] for line in lines[1:]), *map(step_of, checkpoints(folder))], default=0)
+
+
+def none_in(folder: Path) -> Exception:
+    """The error that says why there is no prior in `folder`, which has no config.json."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        return FileNotFoundError(f"there is no prior in {folder}: {there} is a file; give the folder of a prior")
+    kind, record = kind_in(folder), folder / RECORD_FILE
+    if kind == KIND:
+        done = _done(folder, read_record(record) if record.is_file() else [{}])
+        return FileNotFoundError(
+            f"the prior in {folder} has no validation yet: {done}; the same `topovq prior` with --resume goes on"
+        )
+    if kind is not None:
+        return ValueError(f"{folder} holds no prior, but {kind!r}")
+    if others := _others(folder):
+        return FileNotFoundError(f"there is no prior in {folder}: it holds {others}")
+    return FileNotFoundError(f"there is no prior in {folder}; `topovq prior RUN --out {folder}` would train one")

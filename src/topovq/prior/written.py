@@ -28,16 +28,16 @@ def check_folder(out: Path, names: Sequence[str], force: bool) -> list[str]:
     there = next(path for path in (out, *out.parents) if path.exists())
     if not there.is_dir():
         raise FileExistsError(f"{there} is a file; -o names a folder for the samples")
-    if not force:
-        for name in (*names, LIST):
-            refuse_to_overwrite(out / name, force)
-        return []
     earlier = _listed(out)
     known = {out / name for name in earlier}
     for name in names:
         for path in _visible(out / name):
-            if path not in known:
-                raise FileExistsError(f"{path} is there, and {out / LIST} names no such sample: {OTHERWISE}")
+            if path not in known:  # first: --force, which the next message names, would refuse it
+                listed = (out / LIST).is_file()
+                why = f"{out / LIST} names no such sample" if listed else f"there is no {out / LIST} that names it"
+                raise FileExistsError(f"{path} is there, and {why}: {OTHERWISE}")
+    for name in (*names, LIST):
+        refuse_to_overwrite(out / name, force)
     return earlier
 
 

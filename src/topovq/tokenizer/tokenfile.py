@@ -112,6 +112,8 @@ def _damaged(path: Path, error: BaseException) -> str:
 
 
 def check_file(path: Path, coder: Coder | None = None) -> None:
+    if coder is not None and path.suffix != SUFFIX:
+        raise ValueError(f"{str(path)!r} is not coded by a prior, as a {SUFFIX} file is: leave out --prior (coder)")
     check_suffix(path, coder)
     if not path.is_file():  # a named pipe would be waited at for ever
         raise FileNotFoundError(f"there is no token file at {path}")

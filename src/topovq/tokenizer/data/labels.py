@@ -38,7 +38,8 @@ def labels_by_folder(train: Sequence[str], validation: Sequence[str]) -> Labels:
     names = sorted(set(train_names))
     if not 2 <= len(names) <= MOST:
         few = ", ".join(names[:3])
-        raise DataError(f"the training images lie in {len(names):,} folders ({few}): expected 2 to {MOST:,} classes")
+        folders = f"{len(names):,} folder" + "s" * (len(names) != 1)
+        raise DataError(f"the training images lie in {folders} ({few}): expected 2 to {MOST:,} classes")
     unknown = sorted(set(validation_names) - set(names))
     if unknown:
         raise DataError(f"no training image has the label {unknown[0]!r}, but a validation image has")

@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +26,7 @@ IDENTITY = (
 )
 NOT_IN_RECORD = ("resume", "tensorboard", "wandb", "preset")  # what a preset decides is in the other fields
 OPEN = ("kohonen", "soft")  # quantizers whose neighborhood may be left open
+LARGEST_SEED = 2**63 - 1
 # Batch size and learning rate: the paper's, and those usual for the third.
 DEFAULTS_OF = {"vqvae": (256, 1e-3), "vqvae2": (128, 3e-4), "vqgan": (64, 1e-4)}
 COUNTS = (
@@ -166,6 +168,7 @@ class TrainConfig(Configuration):
         check_name("model", self.model, MODELS)
         self._check_model_options()
         check_options(self.quantizer, self.quantizer_options)
+        check_seed(self.seed)
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -281,6 +284,12 @@ class TrainConfig(Configuration):
             std=list(map(float, std)),
             **self.model_options,
         )  # type: ignore[call-arg]
+
+
+def check_seed(seed: object) -> None:
+    """Refuse what is no seed of everything that a seed is used for."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) <= LARGEST_SEED:
+        raise ValueError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1, which is {LARGEST_SEED:,}")
 
 
 def told_options(config: Mapping[str, Any]) -> dict[str, Any]:

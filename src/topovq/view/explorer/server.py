@@ -17,6 +17,7 @@ from topovq.view.film import Film
 from topovq.view.report import study
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+OTHER_RUN = "give the run of that prior, or a prior of the first run"
 WARNING = (
     "Warning: --host {host} opens the page to other machines. Whoever has its address, token included, sees the runs "
     "and images and can use the models; what is sent is not encrypted. Without --host this machine alone reaches it."
@@ -75,7 +76,7 @@ def explore(
         if follow:
             app = create_follow_app(names[0], films[0], hosts, token)
         else:
-            pair = open_prior(prior, runs[0], "cpu") if prior is not None else None
+            pair = open_prior(prior, runs[0], "cpu", remedy=OTHER_RUN) if prior is not None else None
             app = create_app(studies, images, hosts, token, films, pair)
         # Requests run beside each other, each on one core: waking more cores costs a small model more than it saves.
         torch.set_num_threads(1)
