@@ -36,23 +36,10 @@ from torch import Tensor, nn
 
 from topovq.grid import Grid, check_range
 from topovq.prior.choosing import check_drawing, check_drawn, choose, inverse
-from topovq.prior.layers import CodeFit, Mix, scaled_codes
+from topovq.prior.layers import NO_CODES, CodeFit, Mix, check_takes_codes, check_widths, scaled_codes
 from topovq.prior.targets import NEVER, Neighbors, check_width
 
 MOST_AXES = 3
-NO_CODES = "this head was made with code_dim, but knows no codes yet: give them by set_codes(codes)"
-
-
-def check_width_of(**given: int | None) -> None:
-    """Refuse widths that are no ints of at least 1."""
-    for name, value in given.items():
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name}={value!r} must be an int of at least 1")
-
-
-def check_takes_codes(head: Head) -> None:
-    if not head.takes_codes:
-        raise ValueError(f"this {type(head).__name__} has no use for codes: make it with code_dim, their dimensions")
 
 
 class Head(nn.Module):
@@ -72,7 +59,7 @@ class Head(nn.Module):
             digits = list(sizes) if isinstance(sizes, Sequence) else []
             if not digits or not all(type(n) is int and n >= 1 for n in digits) or math.prod(digits) < side:
                 raise ValueError(f"the split {sizes!r} must be ints whose product is at least the axis, {side}")
-        check_width_of(dim=dim)
+        check_widths(dim=dim)
         self.dim, self.splits = dim, tuple(map(tuple, splits))
         self.factors: tuple[int, ...] = tuple(n for sizes in self.splits for n in sizes)
         self.gaps = math.prod(self.factors) > self.grid.size  # whether some digits together are no code's
@@ -275,7 +262,7 @@ class FlatHead(Head):
     def __init__(self, dim: int, grid: Grid | int, *, code_dim: int | None = None) -> None:
         size = grid.size if isinstance(grid, Grid) else grid
         super().__init__(dim, size, ((size,),))
-        check_width_of(code_dim=code_dim)
+        check_widths(code_dim=code_dim)
         self.map = Neighbors(grid if isinstance(grid, Grid) else Grid(grid))
         self.tied = code_dim is not None
         self.out = nn.Linear(dim, code_dim if code_dim is not None else size, bias=code_dim is None)
@@ -291,7 +278,7 @@ class FlatHead(Head):
     @torch.no_grad()
     def set_codes(self, codes_KD: Tensor) -> None:
         """Tie the head to these codes [K, code_dim], scaled to a mean square of 1."""
-        check_takes_codes(self)
+        check_takes_codes(self.takes_codes)
         self.codes_KD.copy_(scaled_codes(codes_KD, *self.codes_KD.shape))
         self.given = True
 
@@ -352,7 +339,7 @@ class MapHead(Head):
     ) -> None:
         grid = grid if isinstance(grid, Grid) else Grid(grid)
         super().__init__(dim, grid, splits if splits is not None else [(n,) for n in grid.shape])
-        check_width_of(hidden=hidden, code_dim=code_dim)
+        check_widths(hidden=hidden, code_dim=code_dim)
         self.map = Neighbors(grid)
         self.embed = nn.ModuleList(nn.Embedding(n, 2 * dim) for n in self.factors[:-1])  # scales and shifts
         self.mix = nn.ModuleList(Mix(dim, hidden or dim) for _ in self.factors)
@@ -367,7 +354,7 @@ class MapHead(Head):
     @torch.no_grad()
     def set_codes(self, codes_KC: Tensor) -> None:
         """Take the codes [K, code_dim], scaled to a mean square of 1."""
-        check_takes_codes(self)
+        check_takes_codes(self.takes_codes)
         assert self.fit is not None
         held = self.fit.codes_PnC
         scaled_KC = scaled_codes(codes_KC, self.size, held.shape[-1])

@@ -18,6 +18,19 @@ from topovq.grid import Grid
 
 LONGEST_TURN = 100.0  # cells that it takes the slowest rotary angle to turn by one radian
 FEATURES = 16  # of a code, in a head that knows the codes
+NO_CODES = "this head was made with code_dim, but knows no codes yet: give them by set_codes(codes)"
+
+
+def check_widths(**given: int | None) -> None:
+    """Refuse widths that are no ints of at least 1."""
+    for name, value in given.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name}={value!r} must be an int of at least 1")
+
+
+def check_takes_codes(takes: bool) -> None:
+    if not takes:
+        raise ValueError("this head has no use for codes: make it with code_dim, their dimensions")
 
 
 def scaled_codes(codes: Tensor, size: int, dim: int) -> Tensor:
